@@ -1,0 +1,51 @@
+.DEFAULT_GOAL := help
+.PHONY: help test check lint types run format
+# A recipe that fails must not leave a target that looks finished.
+.DELETE_ON_ERROR:
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+# The first interpreter that is new enough; asked only when .venv has to be created.
+PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13 python3.14; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && { echo $$p; break; }; done)
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+test: check ## lint, types and every test (creates .venv when it is absent)
+	$(BIN)/pytest
+
+check: lint types ## lint and types only
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(STAMP)
+	$(BIN)/mypy
+
+run: ## start the service (not there yet)
+	@echo "The service does not exist yet. What works today:"
+	@echo "  openworld learn    learn a folder of named images as the next task"
+	@echo "  openworld predict  name an image, or say that it is novel"
+	@exit 1
+
+format: $(STAMP) ## format the code and fix what can be fixed
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# pip is the last thing that venv writes: without it the folder is half made, and is completed.
+$(BIN)/pip:
+	@python='$(PYTHON)'; \
+	if [ -z "$$python" ] || ! "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then \
+		echo "Python 3.11 or newer is needed and was not found." >&2; \
+		echo "Install it, or name it: make $(or $(MAKECMDGOALS),test) PYTHON=/path/to/python3.11" >&2; \
+		exit 1; \
+	fi; \
+	"$$python" -m venv $(VENV)
+
+$(STAMP): pyproject.toml | $(BIN)/pip
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@touch $@

@@ -1,0 +1,113 @@
+"""One stream of tasks through one learner, scored by every method that shares its training."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from benchmarks.accuracy.data import ImageSet, Stream
+from benchmarks.accuracy.metrics import Result, Step, measure
+from models.backbone import Backbone
+from models.evidence import Features, gather
+from models.model import Head, Model
+from models.rules import Rule
+from trainer.checkpoint import Checkpoint
+from trainer.events import Event, Progress
+from trainer.learner import Learner, tensors_of
+from trainer.memory import Samples
+from trainer.settings import LearnerSettings
+from trainer.tokens import Tokens
+
+
+class Method(NamedTuple):
+    """How a method scores: by which rule, with which heads, after which training."""
+
+    rule: str
+    back_updated: bool = True
+    replay: bool = True
+    about: str = ""
+
+
+METHODS = {
+    "more": Method("paper", about="the paper: coefficient and back-updating (rule `paper`)"),
+    "more-product": Method("product", about="the paper's score times the frozen likelihood (rule `product`)"),
+    "more-no-coefficient": Method("plain", about="ablation: Eq. base_prediction, no distance coefficient"),
+    "more-no-back": Method("paper", back_updated=False, about="ablation: heads as their own task left them"),
+    "more-neither": Method("plain", back_updated=False, about="ablation: neither of the two"),
+    "slda": Method("frozen", about="frozen backbone, class means, one shared covariance"),
+    "hat": Method("logits", back_updated=False, replay=False, about="HAT alone: no replay, concatenated logits"),
+}
+
+
+def run(
+    backbone: Backbone,
+    images: ImageSet,
+    stream: Stream,
+    settings: LearnerSettings,
+    methods: list[str],
+    listener: Callable[[Event], None],
+) -> tuple[dict[str, Result], dict[str, object]]:
+    """Train once with replay and once without, as far as the methods ask for it; (figures, facts about the run)."""
+    results: dict[str, Result] = {}
+    facts: dict[str, object] = {}
+    for replay in (True, False):
+        chosen = {name: METHODS[name] for name in methods if METHODS[name].replay == replay}
+        if not chosen:
+            continue
+        own = settings.model_copy(update={"replay": replay, "back_update": settings.back_update and replay})
+        started = time.monotonic()
+        steps, capacity = _train(backbone, images, stream, own, chosen, listener)
+        order = {name: c for c, name in enumerate(n for task in stream.tasks for n in sorted(task))}
+        labels = np.array([order[name] for name in stream.test_labels], np.int64)
+        results |= {name: measure(of_method, labels) for name, of_method in steps.items()}
+        which = "replay" if replay else "no_replay"
+        facts[f"{which}_seconds"] = round(time.monotonic() - started, 1)
+        facts[f"{which}_capacity_used"] = capacity
+    return {name: results[name] for name in methods}, facts
+
+
+def _train(
+    backbone: Backbone,
+    images: ImageSet,
+    stream: Stream,
+    settings: LearnerSettings,
+    methods: dict[str, Method],
+    listener: Callable[[Event], None],
+) -> tuple[dict[str, list[Step]], list[dict[str, float]]]:
+    tokens = Tokens(backbone, images.read, settings.seed)
+    test = Tokens(backbone, images.read)
+    learner = Learner(backbone, tokens, settings)
+    model, samples = learner.empty(), Samples()
+    first_heads: dict[int, Head] = {}
+    frozen = test.features(stream.test_keys, backbone.frozen_task())
+    features = Features([], frozen)
+    steps: dict[str, list[Step]] = {name: [] for name in methods}
+    capacity = []
+    for number, task in enumerate(stream.tasks, 1):
+        progress = Progress(f"{number} of {len(stream.tasks)}", listener)
+        learned = learner.learn(model, samples, task, Checkpoint(None), progress)
+        model, samples = learned.model, learned.samples
+        if learned.fresh_head is not None:
+            first_heads[number - 1] = learned.fresh_head
+        features = Features([*features.tasks, test.features(stream.test_keys, tensors_of(model.tasks[-1]))], frozen)
+        capacity.append(
+            {
+                "bottleneck": model.shared.bottleneck,
+                "mean": float(model.shared.used1.mean()),
+                "max": model.shared.used_ratio,
+            }
+        )
+        for name, method in methods.items():
+            steps[name].append(_score(model, first_heads, features, method))
+    return steps, capacity
+
+
+def _score(model: Model, first_heads: dict[int, Head], features: Features, method: Method) -> Step:
+    if not method.back_updated:
+        model = model.with_heads(first_heads)
+    model = replace(model, rule=Rule(method.rule, model.rule.constants))
+    return Step(model.rule.log_scores(gather(model, features)), model.task_of_class)

@@ -1,0 +1,71 @@
+"""The answer to one image: a learned class, or `novel`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.calibration import p_novel
+from models.evidence import Evidence
+from models.model import Model
+
+NEAREST = 3
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the service says of an image."""
+
+    label: str | None  # None when novel
+    novel: bool
+    score: float | None  # log of the rule's best class score; None while nothing is learned
+    calibrated_score: float  # its quantile among held-out known images
+    p_novel: float
+    task: int | None  # of the best class, novel or not
+    nearest: list[tuple[str, float]]  # known classes that it looks like, with their shares of the rule's score
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+NOTHING_KNOWN = Answer(None, True, None, 0.0, 1.0, None, [])
+
+
+def answer(model: Model, evidence: Evidence) -> list[Answer]:
+    """Algorithm 2 for n images: argmax over all classes of all tasks, and its maximum against the threshold."""
+    n = len(evidence.frozen)
+    if not model.tasks:
+        return [NOTHING_KNOWN] * n
+    log_scores = model.rule.log_scores(evidence)  # (n, C)
+    scores = log_scores.max(axis=1)
+    calibrated = model.calibration.calibrated(scores)
+    novelty = p_novel(model.calibration.p_known(evidence.logits, evidence.distances))
+    shares = _shares(log_scores)
+    order = np.argsort(-log_scores, axis=1, kind="stable")[:, :NEAREST]
+    classes, tasks, threshold = model.classes, model.task_of_class, float(model.calibration.threshold[0])
+    answers = []
+    for i in range(n):
+        best = int(order[i, 0])
+        novel = bool(scores[i] < threshold)
+        answers.append(
+            Answer(
+                label=None if novel else classes[best],
+                novel=novel,
+                score=float(scores[i]),
+                calibrated_score=float(calibrated[i]),
+                p_novel=float(novelty[i]),
+                task=int(tasks[best]),
+                nearest=[(classes[c], float(shares[i, c])) for c in order[i]],
+            )
+        )
+    return answers
+
+
+def _shares(log_scores: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Each class's share of the scores' sum."""
+    weights = np.exp(log_scores - log_scores.max(axis=1, keepdims=True))
+    out: NDArray[np.float64] = weights / weights.sum(axis=1, keepdims=True)
+    return out

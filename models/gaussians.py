@@ -1,0 +1,126 @@
+"""Class Gaussians with one shared covariance: Mahalanobis distances (Eq. ensemble) and streaming LDA.
+
+The covariance is kept as its eigenvectors and eigenvalues, at most as many as there are samples, plus a floor that
+shrinkage puts under all directions. That is exact, not an approximation: the covariance of n samples has at most n
+non-zero eigenvalues, and shrinkage toward a scaled identity lifts the others to the same floor. With 200 images and
+1280 dimensions it is 2 MB where a Cholesky factor is 13 MB, and it never needs an inverse.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Gaussians:
+    """C classes in d dimensions: a mean each, and one covariance S = basis' diag(eigenvalues) basis for all of them."""
+
+    means: Floats  # (C, d)
+    counts: NDArray[np.int64]  # (C,)
+    basis: Floats  # (r, d), orthonormal rows
+    eigenvalues: Floats  # (r,)
+
+    @classmethod
+    def empty(cls, dimensions: int) -> Gaussians:
+        """No class yet: what a model that has learned nothing knows."""
+        nothing = np.zeros((0, dimensions))
+        return cls(nothing, np.zeros(0, np.int64), nothing, np.zeros(0))
+
+    @classmethod
+    def fit(cls, features: NDArray[np.floating], labels: NDArray[np.integer], classes: int) -> Gaussians:
+        """Eq. compute_mu and Eq. compute_sigma: class means, and the mean of the classes' covariances."""
+        x = np.asarray(features, np.float64)
+        counts = np.bincount(labels, minlength=classes).astype(np.int64)
+        if (counts == 0).any():
+            raise ValueError(f"no sample for class {int(np.argmin(counts))}")
+        means = np.stack([x[labels == c].mean(axis=0) for c in range(classes)])
+        # Each row is scaled so that the sum of outer products is the mean over classes of (1/n_c) sum (x-mu)(x-mu)'.
+        rows = (x - means[labels]) / np.sqrt(counts[labels] * classes)[:, None]
+        return cls(means, counts, *_eigen(rows))
+
+    def with_classes(self, features: NDArray[np.floating], labels: NDArray[np.integer], classes: int) -> Gaussians:
+        """Add `classes` new classes (labels 0..classes-1); the covariance stays the pooled one over all samples."""
+        x = np.asarray(features, np.float64)
+        counts = np.bincount(labels, minlength=classes).astype(np.int64)
+        means = np.stack([x[labels == c].mean(axis=0) for c in range(classes)])
+        grown = replace(self, means=np.concatenate([self.means, means]), counts=np.concatenate([self.counts, counts]))
+        return grown._pool(x - means[labels], int(counts.sum()))
+
+    def with_samples(self, features: NDArray[np.floating], labels: NDArray[np.integer]) -> Gaussians:
+        """More samples of classes that are there already, as if they had been there from the start."""
+        x = np.asarray(features, np.float64)
+        means, counts, rows = self.means.copy(), self.counts.copy(), []
+        for c in np.unique(labels):
+            own, old = x[labels == c], float(counts[c])
+            fresh = own.mean(axis=0)
+            # Two groups' scatter about their common mean: each about its own, and the shift between the two means.
+            shift = np.sqrt(old * len(own) / (old + len(own))) * (fresh - means[c])
+            rows += [own - fresh, shift[None]]
+            counts[c] += len(own)
+            means[c] += (fresh - means[c]) * (len(own) / counts[c])
+        return replace(self, means=means, counts=counts)._pool(np.concatenate(rows), len(x))
+
+    def _pool(self, rows: Floats, added: int) -> Gaussians:
+        """The covariance when `rows` (added samples, centred) join the samples that it was made from."""
+        total = int(self.counts.sum())
+        old = self.basis * np.sqrt(self.eigenvalues * (total - added) / total)[:, None]
+        basis, eigenvalues = _eigen(np.concatenate([old, rows / np.sqrt(total)]))
+        return replace(self, basis=basis, eigenvalues=eigenvalues)
+
+    @property
+    def shrinkage(self) -> float:
+        """How far S is drawn toward a scaled identity: oracle-approximating shrinkage (Chen et al. 2010).
+
+        It needs only the eigenvalues and the sample count, so that it can be computed again when samples are added.
+        """
+        d, n = self.means.shape[1], int(self.counts.sum())
+        trace, square = float(self.eigenvalues.sum()), float((self.eigenvalues**2).sum())
+        spread = square - trace**2 / d
+        if spread <= 0:
+            return 1.0
+        return float(min(1.0, ((1 - 2 / d) * square + trace**2) / ((n + 1 - 2 / d) * spread)))
+
+    def covariance(self) -> Floats:
+        """The shrunk covariance as a matrix (d, d): for people and tests, not on the way to a distance."""
+        scale, floor = self._spectrum()
+        return (self.basis.T * (scale - floor)) @ self.basis + floor * np.eye(self.means.shape[1])
+
+    def _spectrum(self) -> tuple[Floats, float]:
+        """The variances along the basis and, one for all, along every other direction."""
+        d, rho = self.means.shape[1], self.shrinkage
+        floor = rho * float(self.eigenvalues.sum()) / d
+        # Identical images have no variance at all: any positive floor keeps the distances finite and ordered.
+        floor = max(floor, 1e-12)
+        return (1 - rho) * self.eigenvalues + floor, floor
+
+    def distances(self, features: NDArray[np.floating]) -> Floats:
+        """Mahalanobis distance of each feature (n, d) to each class: (n, C)."""
+        scale, floor = self._spectrum()
+        x = np.asarray(features, np.float64)
+        # |x - mu|^2 over the floor, corrected along the basis, where the variance is larger than the floor.
+        weights = np.sqrt(np.maximum(0.0, 1 - floor / scale))
+        plain = ((x**2).sum(1)[:, None] + (self.means**2).sum(1)) - 2 * x @ self.means.T
+        px, pm = (x @ self.basis.T) * weights, (self.means @ self.basis.T) * weights
+        along = ((px**2).sum(1)[:, None] + (pm**2).sum(1)) - 2 * px @ pm.T
+        out: Floats = np.sqrt(np.maximum(plain - along, 0.0) / floor)
+        return out
+
+
+def _eigen(rows: Floats) -> tuple[Floats, Floats]:
+    """Eigenvectors (r, d) and eigenvalues of rows' rows, by the smaller of the two Gram matrices."""
+    n, d = rows.shape
+    if n <= d:
+        values, vectors = np.linalg.eigh(rows @ rows.T)
+        keep = values > max(values.max(initial=0.0), 0.0) * 1e-13
+        values = values[keep]
+        basis = (vectors[:, keep].T @ rows) / np.sqrt(values)[:, None]
+    else:
+        values, vectors = np.linalg.eigh(rows.T @ rows)
+        keep = values > max(values.max(initial=0.0), 0.0) * 1e-13
+        values, basis = values[keep], vectors[:, keep].T
+    return np.ascontiguousarray(basis[::-1]), np.ascontiguousarray(values[::-1])

@@ -1,0 +1,133 @@
+"""The adapted network: a frozen backbone whose last blocks carry masked adapters, read beside Figure 1(b) of the paper.
+
+    trunk(pixels) -> tokens                      frozen, the same for every task, computed once an image
+    blocks(tokens, task) -> z                    the adapted blocks with one task's adapters and norms; z is the CLS
+
+`TaskTensors` is all that distinguishes one task from another here, which is why one ONNX graph serves every task.
+Shapes: N images, P tokens (1 for a CNN), d dimensions, L adapted blocks, A = 2L adapters, B bottleneck units.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class TaskTensors(NamedTuple):
+    """One task's adapters, masks folded in (0/1, so exactly), and its own copy of the LayerNorms."""
+
+    w1: Tensor  # (A, B, d)
+    b1: Tensor  # (A, B)
+    w2: Tensor  # (A, d, B)
+    b2: Tensor  # (A, d)
+    norm_w: Tensor  # (A + 1, d); the last is the final norm
+    norm_b: Tensor  # (A + 1, d)
+
+
+class Masks(NamedTuple):
+    """Soft masks of the task in training; a learned task has them folded into its tensors."""
+
+    m1: Tensor  # (A, B)
+    m2: Tensor  # (A, d)
+
+
+class Attention(nn.Module):
+    """A frozen self-attention whose queries may be fewer than its keys."""
+
+    def __init__(self, qkv_w: Tensor, qkv_b: Tensor, proj_w: Tensor, proj_b: Tensor, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        for name, tensor in (("qkv_w", qkv_w), ("qkv_b", qkv_b), ("proj_w", proj_w), ("proj_b", proj_b)):
+            self.register_buffer(name, tensor)
+
+    qkv_w: Tensor  # (3d, d)
+    qkv_b: Tensor  # (3d,)
+    proj_w: Tensor  # (d, d)
+    proj_b: Tensor  # (d,)
+
+    def forward(self, x: Tensor, cls_only: bool) -> Tensor:  # (N, P, d) -> (N, P or 1, d)
+        n, p, d = x.shape[0], x.shape[1], x.shape[2]
+        h = d // self.heads
+        if cls_only:
+            q = F.linear(x[:, :1], self.qkv_w[:d], self.qkv_b[:d]).reshape(n, 1, self.heads, h)
+            kv = F.linear(x, self.qkv_w[d:], self.qkv_b[d:]).reshape(n, p, 2, self.heads, h)
+            k, v = kv.unbind(2)
+        else:
+            q, k, v = F.linear(x, self.qkv_w, self.qkv_b).reshape(n, p, 3, self.heads, h).unbind(2)
+        q, k, v = (t.transpose(1, 2) for t in (q, k, v))  # (N, heads, P, h)
+        # Written out, not F.scaled_dot_product_attention: on a CPU its backward pass is several times slower.
+        weights = torch.softmax((q * h**-0.5) @ k.transpose(-2, -1), dim=-1)
+        out = (weights @ v).transpose(1, 2).reshape(n, -1, d)
+        return F.linear(out, self.proj_w, self.proj_b)
+
+
+class IdentityAttention(nn.Module):
+    """What a CNN has in attention's place: its pooled feature is one token that attends to itself."""
+
+    def forward(self, x: Tensor, cls_only: bool) -> Tensor:
+        return x
+
+
+class AdaptedBlock(nn.Module):
+    """One transformer block, frozen but for what the task brings: two adapters and two LayerNorms."""
+
+    def __init__(self, attention: nn.Module, mlp: nn.Module) -> None:
+        super().__init__()
+        self.attention, self.mlp = attention, mlp
+
+    def forward(
+        self, x: Tensor, task: TaskTensors, index: int, eps: float, cls_only: bool, masks: Masks | None
+    ) -> Tensor:
+        first, second = 2 * index, 2 * index + 1
+        a = self.attention(layer_norm(x, task, first, eps), cls_only)
+        x = (x[:, :1] if cls_only else x) + adapter(a, task, first, masks)
+        a = self.mlp(layer_norm(x, task, second, eps))
+        return x + adapter(a, task, second, masks)
+
+
+class AdaptedBlocks(nn.Module):
+    """The L adapted blocks and the final norm: (tokens, one task's tensors) -> z (N, d)."""
+
+    def __init__(self, blocks: list[AdaptedBlock], eps: float) -> None:
+        super().__init__()
+        self.blocks, self.eps = nn.ModuleList(blocks), eps
+
+    def forward(self, tokens: Tensor, task: TaskTensors, masks: Masks | None = None) -> Tensor:
+        x, last = tokens, len(self.blocks) - 1
+        for index, block in enumerate(self.blocks):
+            # Only the CLS token leaves the last block: its other tokens are keys and values and nothing more.
+            x = block(x, task, index, self.eps, index == last, masks)
+        return layer_norm(x, task, 2 * len(self.blocks), self.eps)[:, 0]
+
+
+def layer_norm(x: Tensor, task: TaskTensors, index: int, eps: float) -> Tensor:
+    """The task's own copy of a LayerNorm."""
+    return F.layer_norm(x, (x.shape[-1],), task.norm_w[index], task.norm_b[index], eps)
+
+
+def adapter(a: Tensor, task: TaskTensors, index: int, masks: Masks | None) -> Tensor:
+    """a + m2 * (W2 relu(m1 * (W1 a + b1)) + b2): the masks are on the branch, never on the skip."""
+    h = F.linear(a, task.w1[index], task.b1[index])
+    h = torch.relu(h if masks is None else masks.m1[index] * h)
+    out = F.linear(h, task.w2[index], task.b2[index])
+    return a + (out if masks is None else masks.m2[index] * out)
+
+
+def fold(task: TaskTensors, m1: Tensor, m2: Tensor) -> TaskTensors:
+    """The learned task's own tensors: hard masks multiplied in, units that it does not use removed.
+
+    Nothing that a later task does to the shared adapters, moving free units or adding new ones, reaches this copy, so
+    the task's features stay the same to the last bit. The adapters of a task are padded to its widest one.
+    """
+    width = max(1, int(m1.sum(dim=1).max()))
+    # A stable sort puts the active units first and keeps their order.
+    order = torch.argsort(m1, dim=1, descending=True, stable=True)[:, :width]  # (A, B')
+    d = task.w1.shape[2]
+    active = torch.gather(m1, 1, order)
+    w1 = torch.gather(task.w1, 1, order[:, :, None].expand(-1, -1, d)) * active[:, :, None]
+    w2 = torch.gather(task.w2, 2, order[:, None, :].expand(-1, d, -1)) * active[:, None, :] * m2[:, :, None]
+    b1 = torch.gather(task.b1, 1, order) * active
+    return TaskTensors(w1, b1, w2, task.b2 * m2, task.norm_w, task.norm_b)

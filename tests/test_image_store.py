@@ -1,0 +1,77 @@
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from models.errors import StoreError
+from tasks.image_store import ImageStore
+
+
+def test_an_image_comes_back_as_it_was_put(tmp_path: Path) -> None:
+    store = ImageStore(tmp_path)
+    sha = store.put(b"picture")
+    assert sha == hashlib.sha256(b"picture").hexdigest()
+    assert store.read(sha) == b"picture"
+    assert (tmp_path / "images" / sha[:2] / sha).read_bytes() == b"picture"
+
+
+def test_putting_twice_leaves_one_file_untouched(tmp_path: Path) -> None:
+    store = ImageStore(tmp_path)
+    sha = store.put(b"picture")
+    path = tmp_path / "images" / sha[:2] / sha
+    before = path.stat().st_ino
+    assert store.put(b"picture") == sha
+    assert path.stat().st_ino == before
+    assert [file for file in tmp_path.rglob("*") if file.is_file()] == [path]
+
+
+def test_a_store_opened_again_has_the_same_images(tmp_path: Path) -> None:
+    sha = ImageStore(tmp_path).put(b"picture")
+    assert sha in ImageStore(tmp_path)
+    assert ImageStore(tmp_path).read(sha) == b"picture"
+
+
+def test_a_missing_image_is_a_store_error_that_names_it(tmp_path: Path) -> None:
+    sha = hashlib.sha256(b"never put").hexdigest()
+    with pytest.raises(StoreError, match=f"{sha} is not in the store"):
+        ImageStore(tmp_path).read(sha)
+
+
+def test_a_changed_image_is_never_handed_out(tmp_path: Path) -> None:
+    store = ImageStore(tmp_path)
+    sha = store.put(b"picture")
+    (tmp_path / "images" / sha[:2] / sha).write_bytes(b"pictur")
+    with pytest.raises(StoreError, match="corrupt"):
+        store.read(sha)
+
+
+def test_putting_again_mends_a_damaged_image(tmp_path: Path) -> None:
+    store = ImageStore(tmp_path)
+    sha = store.put(b"picture")
+    (tmp_path / "images" / sha[:2] / sha).write_bytes(b"")
+    store.put(b"picture")
+    assert store.read(sha) == b"picture"
+
+
+def test_a_removed_image_is_gone_and_removing_it_again_is_no_error(tmp_path: Path) -> None:
+    store = ImageStore(tmp_path)
+    sha = store.put(b"picture")
+    store.remove(sha)
+    store.remove(sha)
+    assert sha not in store
+
+
+@pytest.mark.parametrize("reference", ["", "..", "../" * 3 + "etc/passwd", "A" * 64, "a" * 63, "a" * 64 + "\n"])
+def test_a_reference_that_is_not_a_hash_reaches_no_file(tmp_path: Path, reference: str) -> None:
+    store = ImageStore(tmp_path)
+    assert reference not in store
+    with pytest.raises(StoreError, match="not the sha256"):
+        store.read(reference)
+    with pytest.raises(StoreError, match="not the sha256"):
+        store.remove(reference)
+
+
+def test_a_folder_that_cannot_be_written_is_a_store_error(tmp_path: Path) -> None:
+    (tmp_path / "images").write_text("a file where the folder should be")
+    with pytest.raises(StoreError, match="cannot be stored"):
+        ImageStore(tmp_path).put(b"picture")

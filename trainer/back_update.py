@@ -1,0 +1,50 @@
+"""Eq. backward, back-updating: earlier heads learn that the new task's images are not theirs.
+
+Only heads move. The features are those of the head's own task (the research code takes the first task's for every
+head, which is a bug), and they are computed once.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+
+from models.model import Head
+from trainer.settings import LearnerSettings
+
+
+def back_update(
+    head: Head,
+    own: NDArray[np.float32],
+    own_labels: NDArray[np.int64],
+    others: NDArray[np.float32],
+    settings: LearnerSettings,
+    rng: np.random.Generator,
+) -> Head:
+    """The head after training on its own memory (n, d) as its classes and `others` (m, d) as `ood`, half and half."""
+    if len(own) == 0 or len(others) == 0:
+        return head
+    weight = torch.tensor(head.weight, requires_grad=True)
+    bias = torch.tensor(head.bias, requires_grad=True)
+    optimiser = torch.optim.SGD([weight, bias], lr=settings.back_learning_rate, momentum=settings.momentum)
+    features = torch.from_numpy(np.concatenate([own, others]))
+    labels = torch.from_numpy(np.concatenate([own_labels, np.full(len(others), len(head.bias) - 1)]))
+    half = settings.back_batch // 2
+    larger = max(len(own), len(others))
+    for _ in range(settings.back_epochs):
+        mine, theirs = _cycle(len(own), larger, rng), _cycle(len(others), larger, rng) + len(own)
+        for start in range(0, larger, half):
+            index = torch.from_numpy(np.concatenate([mine[start : start + half], theirs[start : start + half]]))
+            loss = F.cross_entropy(F.linear(features[index], weight, bias), labels[index])
+            optimiser.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimiser.step()
+    return Head(weight.detach().numpy(), bias.detach().numpy())
+
+
+def _cycle(count: int, length: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    """`length` indices below `count`: shuffled passes, one after the other, so that none is favoured."""
+    passes = [rng.permutation(count) for _ in range(-(-length // count))]
+    return np.concatenate(passes)[:length].astype(np.int64)

@@ -1,0 +1,57 @@
+"""Where an interrupted training goes on: the last finished epoch of each phase, on disk."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+from safetensors.numpy import load as load_tensors
+from safetensors.numpy import save as save_tensors
+
+from models.durable import sha256_bytes, write_durable
+
+Tensors = dict[str, NDArray[Any]]
+
+
+class Checkpoint:
+    """A folder with one file a phase, replaced after each epoch.
+
+    `fingerprint` names everything that the result depends on (batch, parent, settings, backbone): a checkpoint of
+    another training is thrown away, not resumed.
+    """
+
+    def __init__(self, folder: Path | None, fingerprint: dict[str, Any] | None = None) -> None:
+        self._folder = folder
+        if folder is None:
+            return
+        name = sha256_bytes(json.dumps(fingerprint, sort_keys=True, default=str).encode())
+        mark = folder / "fingerprint"
+        if folder.exists() and (not mark.exists() or mark.read_text() != name):
+            shutil.rmtree(folder)
+        if not folder.exists():
+            folder.mkdir(parents=True)
+            write_durable(mark, name.encode())
+
+    def save(self, phase: str, epoch: int, tensors: Tensors) -> None:
+        """Remember that `epoch` epochs of the phase are finished."""
+        if self._folder is not None:
+            data = epoch.to_bytes(8, "little") + save_tensors(tensors)
+            write_durable(self._folder / phase, sha256_bytes(data).encode() + data)
+
+    def load(self, phase: str) -> tuple[int, Tensors]:
+        """The finished epochs of the phase and its tensors; (0, {}) when there are none, or when they are damaged."""
+        if self._folder is None or not (self._folder / phase).exists():
+            return 0, {}
+        stored = (self._folder / phase).read_bytes()
+        digest, data = stored[:64], stored[64:]
+        if digest != sha256_bytes(data).encode():
+            return 0, {}
+        return int.from_bytes(data[:8], "little"), load_tensors(data[8:])
+
+    def remove(self) -> None:
+        """The task is learned: nothing to resume."""
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)

@@ -1,0 +1,218 @@
+"""Learning one task's network: Algorithm 1's inner loop, with HAT around it.
+
+The adapters are shared by all tasks. While task k is trained, every entry that an earlier task needs is put back after
+each step of the optimiser: masking the gradient alone is not enough, for momentum and weight decay also move weights
+whose gradient is zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from models import hat
+from models.backbone import Backbone
+from models.model import Adapters, Head, SharedAdapters
+from models.network import Masks, TaskTensors, fold
+from trainer.checkpoint import Checkpoint, Tensors
+from trainer.events import Progress
+from trainer.randomness import stream, truncated_normal
+from trainer.settings import LearnerSettings
+from trainer.tokens import Tokens
+
+ADAPTER_PARTS = ("w1", "b1", "w2", "b2")
+
+
+class TaskData(NamedTuple):
+    """What a task is trained on."""
+
+    keys: Sequence[str]
+    labels: Sequence[int]  # 0 .. classes - 1
+    classes: int
+    replay: Sequence[str]  # the memory, to be told apart as `ood`
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A trained network: the task's own folded tensors and head, and the shared adapters with its units taken."""
+
+    tensors: TaskTensors
+    head: Head
+    shared: SharedAdapters
+
+
+def new_shared(backbone: Backbone, settings: LearnerSettings) -> SharedAdapters:
+    """Adapters before the first task: W ~ trunc-normal(0.02), b = 0, nothing taken."""
+    a, d, b = backbone.adapters, backbone.spec.dimensions, settings.bottleneck
+    rng = stream(settings.seed, "adapters", 0)
+    adapters = Adapters(
+        w1=truncated_normal(rng, (a, b, d)),
+        b1=np.zeros((a, b), np.float32),
+        w2=truncated_normal(rng, (a, d, b)),
+        b2=np.zeros((a, d), np.float32),
+    )
+    return SharedAdapters(adapters, np.zeros((a, b), np.float32), np.zeros((a, d), np.float32))
+
+
+def grow(shared: SharedAdapters, settings: LearnerSettings) -> SharedAdapters:
+    """More bottleneck units where a layer is nearly full; the old ones keep their place."""
+    if shared.used_ratio < settings.grow_when_used:
+        return shared
+    a, b, d = shared.adapters.w1.shape
+    more, rng = settings.bottleneck, stream(settings.seed, "adapters", b)
+    w1, w2 = truncated_normal(rng, (a, more, d)), truncated_normal(rng, (a, d, more))
+    zeros = np.zeros((a, more), np.float32)
+    adapters = Adapters(
+        w1=np.concatenate([shared.adapters.w1, w1], axis=1),
+        b1=np.concatenate([shared.adapters.b1, zeros], axis=1),
+        w2=np.concatenate([shared.adapters.w2, w2], axis=2),
+        b2=shared.adapters.b2,
+    )
+    return SharedAdapters(adapters, np.concatenate([shared.used1, zeros], axis=1), shared.used2)
+
+
+def work(data: TaskData, settings: LearnerSettings) -> int:
+    """Images through the network in one fit, for the progress."""
+    return settings.epochs * len(data.keys) * (2 if data.replay else 1)
+
+
+class _Network:
+    """The parameters in training, by name, so that a checkpoint can hold them and the optimiser's momentum."""
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        shared: SharedAdapters,
+        classes: int,
+        settings: LearnerSettings,
+        name: str,
+        device: torch.device,
+    ) -> None:
+        rng = stream(settings.seed, name, "start")
+        a, d, b = backbone.adapters, backbone.spec.dimensions, shared.bottleneck
+        start = {part: getattr(shared.adapters, part) for part in ADAPTER_PARTS}
+        start |= {"norm_w": backbone.norm_w.numpy(), "norm_b": backbone.norm_b.numpy()}
+        start |= {"e1": rng.standard_normal((a, b)), "e2": rng.standard_normal((a, d))}
+        start |= {"head_w": truncated_normal(rng, (classes + 1, d)), "head_b": np.zeros(classes + 1)}
+        self.parameters = {
+            key: torch.tensor(value, dtype=torch.float32, device=device, requires_grad=True)
+            for key, value in start.items()
+        }
+        self.used1, self.used2 = (torch.tensor(used, device=device) for used in (shared.used1, shared.used2))
+        self.protected = hat.protection(self.used1, self.used2)
+        self.optimiser = torch.optim.SGD(
+            self.parameters.values(),
+            lr=settings.learning_rate,
+            momentum=settings.momentum,
+            weight_decay=settings.weight_decay,
+        )
+
+    @property
+    def tensors(self) -> TaskTensors:
+        return TaskTensors(*(self.parameters[key] for key in (*ADAPTER_PARTS, "norm_w", "norm_b")))
+
+    def masks(self, s: float) -> Masks:
+        return Masks(*(hat.soft_mask(self.parameters[key], s) for key in ("e1", "e2")))
+
+    def step(self, loss: Tensor, s: float) -> None:
+        """One step of the optimiser that leaves earlier tasks' entries exactly as they are."""
+        self.optimiser.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        for key in ("e1", "e2"):
+            embedding = self.parameters[key]
+            if embedding.grad is not None:
+                embedding.grad = hat.compensate(embedding.grad, embedding.detach(), s)
+        before = {key: self.parameters[key].detach().clone() for key in ADAPTER_PARTS}
+        self.optimiser.step()
+        with torch.no_grad():
+            for key, old in before.items():
+                parameter = self.parameters[key]
+                parameter.copy_(torch.where(self.protected[key], old, parameter))
+            for key in ("e1", "e2"):
+                self.parameters[key].clamp_(-hat.E_CLIP, hat.E_CLIP)
+
+    def state(self) -> Tensors:
+        out = {key: value.detach().cpu().numpy() for key, value in self.parameters.items()}
+        for key, value in self.parameters.items():
+            momentum = self.optimiser.state.get(value, {}).get("momentum_buffer")
+            if momentum is not None:
+                out[f"momentum.{key}"] = momentum.cpu().numpy()
+        return out
+
+    def restore(self, state: Tensors) -> None:
+        with torch.no_grad():
+            for key, parameter in self.parameters.items():
+                parameter.copy_(torch.from_numpy(state[key]))
+                if f"momentum.{key}" in state:
+                    buffer = torch.from_numpy(state[f"momentum.{key}"]).to(parameter.device)
+                    self.optimiser.state[parameter]["momentum_buffer"] = buffer
+
+    def finish(self) -> Fitted:
+        """Hard masks, folded in; the units that they take are added to the cumulative masks."""
+        values = {key: value.detach().cpu() for key, value in self.parameters.items()}
+        m1, m2 = hat.hard_mask(values["e1"]), hat.hard_mask(values["e2"])
+        tensors = fold(TaskTensors(*(tensor.detach().cpu() for tensor in self.tensors)), m1, m2)
+        adapters = Adapters(**{part: values[part].numpy() for part in ADAPTER_PARTS})
+        used1, used2 = torch.maximum(self.used1.cpu(), m1), torch.maximum(self.used2.cpu(), m2)
+        head = Head(values["head_w"].numpy(), values["head_b"].numpy())
+        return Fitted(tensors, head, SharedAdapters(adapters, used1.numpy(), used2.numpy()))
+
+
+def fit(
+    tokens: Tokens,
+    backbone: Backbone,
+    shared: SharedAdapters,
+    data: TaskData,
+    settings: LearnerSettings,
+    name: str,
+    checkpoint: Checkpoint,
+    progress: Progress,
+) -> Fitted:
+    """Train the task's network; `name` names its randomness, its checkpoint and its phase in the progress."""
+    network = _Network(backbone, shared, data.classes, settings, name, tokens.device)
+    finished, state = checkpoint.load(name)
+    if finished:
+        network.restore(state)
+    per_epoch = work(data, settings) / settings.epochs
+    progress.skip(finished * per_epoch)
+    for epoch in range(finished, settings.epochs):
+        loss = _epoch(tokens, backbone, network, data, settings, stream(settings.seed, name, "epoch", epoch))
+        checkpoint.save(name, epoch + 1, network.state())
+        progress.report(name, epoch + 1, settings.epochs, per_epoch, loss)
+    return network.finish()
+
+
+def _epoch(
+    tokens: Tokens,
+    backbone: Backbone,
+    network: _Network,
+    data: TaskData,
+    settings: LearnerSettings,
+    rng: np.random.Generator,
+) -> float:
+    """One pass over the new images, each batch with as many replayed ones as `ood`: Eq. ood_obj and Eq. hat_reg."""
+    order, losses = rng.permutation(len(data.keys)), []
+    starts = range(0, len(order), settings.batch)
+    for step, start in enumerate(starts):
+        chosen = order[start : start + settings.batch]
+        keys, labels = [data.keys[i] for i in chosen], [data.labels[i] for i in chosen]
+        if data.replay:
+            again = rng.choice(len(data.replay), len(chosen), replace=len(chosen) > len(data.replay))
+            keys += [data.replay[i] for i in again]
+            labels += [data.classes] * len(again)
+        views = rng.integers(settings.views, size=len(keys)).tolist()
+        s = hat.temperature(step, len(starts))
+        masks = network.masks(s)
+        z = backbone.blocks(tokens.get(keys, views), network.tensors, masks)
+        logits = F.linear(z, network.parameters["head_w"], network.parameters["head_b"])
+        loss = F.cross_entropy(logits, torch.tensor(labels, device=z.device))
+        loss = loss + settings.sparsity * hat.sparsity(list(masks), [network.used1, network.used2])
+        network.step(loss, s)
+        losses.append(float(loss.detach()))
+    return float(np.mean(losses))

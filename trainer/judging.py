@@ -1,0 +1,50 @@
+"""Evidence on held-out images: the ground on which a version is calibrated and compared with its parent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.evidence import Evidence, Features, gather
+from models.model import Model
+from trainer.memory import HeldOut
+
+
+def held_out_evidence(model: Model, features: Features, held_out: Sequence[HeldOut]) -> Evidence:
+    """The evidence of held-out images; cross-fitted ones as their folds would have seen them."""
+    evidence = gather(model, features)
+    offsets = np.cumsum([0, *(len(task.classes) for task in model.tasks)])
+    task_of = dict(zip(model.classes, model.task_of_class.tolist(), strict=True))
+    for row, sample in enumerate(held_out):
+        task = task_of.get(sample.label)
+        if task is None or not sample.logit_shift:
+            continue
+        evidence.logits[task][row] += sample.logit_shift
+        evidence.distances[task][row] *= sample.distance_ratio
+        evidence.frozen[row, offsets[task] : offsets[task + 1]] *= sample.frozen_ratio
+    return evidence
+
+
+def accuracy(model: Model, evidence: Evidence, labels: Sequence[str]) -> NDArray[np.bool_]:
+    """Which images get their own class, novel or not being another question: (n,)."""
+    best = model.rule.log_scores(evidence).argmax(axis=1)
+    return np.array([model.classes[b] == label for b, label in zip(best, labels, strict=True)], bool)
+
+
+def auc(positive: NDArray[np.floating], negative: NDArray[np.floating]) -> float | None:
+    """The chance that a positive scores above a negative (ties count half); None where a side is empty."""
+    if len(positive) == 0 or len(negative) == 0:
+        return None
+    ordered = np.sort(negative)
+    below = np.searchsorted(ordered, positive, "left") + np.searchsorted(ordered, positive, "right")
+    return float(below.mean() / (2 * len(negative)))
+
+
+def task_auc(model: Model, evidence: Evidence, labels: Sequence[str], task: int) -> float | None:
+    """AUC_k of the paper: task k's own score, its images against all others."""
+    start = int(np.searchsorted(model.task_of_class, task))
+    scores = model.rule.log_scores(evidence)[:, start : start + len(model.tasks[task].classes)].max(axis=1)
+    own = np.array([label in model.tasks[task].classes for label in labels], bool)
+    return auc(scores[own], scores[~own])

@@ -1,0 +1,240 @@
+"""Learning one task: Algorithm 1 from a labelled batch to a model that is ready to be judged."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from models.backbone import Backbone
+from models.calibration import Calibration
+from models.evidence import Features
+from models.gaussians import Gaussians
+from models.model import Adapters, Head, Model, TaskModel
+from models.network import TaskTensors
+from models.rules import Rule
+from trainer.back_update import back_update
+from trainer.checkpoint import Checkpoint
+from trainer.cross_fit import cross_fit
+from trainer.events import Progress
+from trainer.fit import Fitted, TaskData, fit, grow, new_shared, work
+from trainer.gate import Verdict, judge
+from trainer.judging import held_out_evidence
+from trainer.memory import HeldOut, Samples, remember, split
+from trainer.randomness import stream
+from trainer.settings import LearnerSettings
+from trainer.tokens import Tokens
+
+Images = Mapping[str, Sequence[str]]  # class -> image keys
+
+
+@dataclass(frozen=True)
+class Learned:
+    """The outcome of a task: the new model, the images it keeps, and what the gate says."""
+
+    model: Model
+    samples: Samples
+    verdict: Verdict
+    fresh_head: Head | None  # the new task's head; None when the batch held known classes only
+
+
+@dataclass
+class Learner:
+    """Learns tasks one after the other on one backbone."""
+
+    backbone: Backbone
+    tokens: Tokens
+    settings: LearnerSettings
+
+    def empty(self) -> Model:
+        """A model that has learned nothing."""
+        rule = Rule(self.settings.rule, {"frozen_weight": self.settings.frozen_weight})
+        frozen = Gaussians.empty(self.backbone.spec.dimensions)
+        return Model(new_shared(self.backbone, self.settings), (), frozen, rule, Calibration.nothing())
+
+    def learn(
+        self, parent: Model, samples: Samples, images: Images, checkpoint: Checkpoint, progress: Progress
+    ) -> Learned:
+        """Learn the batch on top of the parent, which is not changed."""
+        known, new = (
+            {name: list(keys) for name, keys in sorted(images.items()) if (name in parent.classes) == is_known}
+            for is_known in (True, False)
+        )
+        rng = stream(self.settings.seed, "task", len(parent.tasks), *sorted(images))
+        self._plan(parent, samples, images, new, progress)
+        model, held_out = parent, list(samples.held_out)
+        replay = [key for keys in samples.memory.values() for key in keys]
+        extension, more = split(known, self.settings.hold_out, rng) if known else ({}, [])
+        # A class extended by a single image learns from it rather than judging by it.
+        lonely = {name for name, keys in extension.items() if not keys}
+        extension = {name: known[name] if name in lonely else keys for name, keys in extension.items()}
+        held_out += [sample for sample in more if sample.label not in lonely]
+        model = self._extend(model, extension)
+        fresh: dict[str, list[str]] = {}
+        fresh_head = None
+        if new:
+            fresh, more, model = self._new_task(model, new, replay, rng, checkpoint, progress)
+            held_out += more
+            fresh_head = model.tasks[-1].head
+        if self.settings.back_update:
+            model = self._back_update(parent, model, samples, extension, fresh, rng, progress)
+        memory = remember(samples.memory, {**extension, **fresh}, self.settings.memory, rng)
+        kept = Samples(memory, tuple(held_out))
+        model, verdict = self._calibrate(parent, model, kept, progress)
+        return Learned(model, kept, verdict, fresh_head)
+
+    def _plan(self, parent: Model, samples: Samples, images: Images, new: Images, progress: Progress) -> None:
+        """Announce the work ahead, in images, and do the part that everything else waits for: the trunk."""
+        keys = [key for names in images.values() for key in names]
+        replay = [key for names in samples.memory.values() for key in names]
+        count = sum(len(names) for names in new.values())
+        data = TaskData([""] * count, [], len(new), replay if self.settings.replay else [])
+        fits = 1 + (self.settings.folds - 1 if self._cross_fits(new) else 0)
+        everything = sorted(samples.keys | set(keys))
+        progress.plan(len(everything) + fits * work(data, self.settings) + len(everything) * (len(parent.tasks) + 1))
+        seen = 0
+
+        def done(n: int) -> None:
+            nonlocal seen
+            seen += n
+            progress.report("reading", seen, len(everything), n)
+
+        self.tokens.prepare(everything, done=done)
+        if self.settings.views > 1:
+            self.tokens.prepare([*keys, *replay], self.settings.views)
+
+    def _cross_fits(self, new: Images) -> bool:
+        return bool(new) and min(len(keys) for keys in new.values()) < self.settings.hold_out_from
+
+    def _new_task(
+        self,
+        parent: Model,
+        new: Images,
+        replay: list[str],
+        rng: np.random.Generator,
+        checkpoint: Checkpoint,
+        progress: Progress,
+    ) -> tuple[dict[str, list[str]], list[HeldOut], Model]:
+        """Train the new task's network, head and statistics; (images trained on, held out, model with the task)."""
+        shared = grow(parent.shared, self.settings)
+        crossing = self._cross_fits(new)
+        train, held_out = (
+            ({n: list(k) for n, k in new.items()}, []) if crossing else split(new, self.settings.hold_out, rng)
+        )
+        classes = tuple(new)
+        keys = [key for name in classes for key in train[name]]
+        labels = np.repeat(np.arange(len(classes)), [len(train[name]) for name in classes]).astype(np.int64)
+        data = TaskData(keys, labels.tolist(), len(classes), replay if self.settings.replay else [])
+
+        def run(part: TaskData, name: str) -> Fitted:
+            return fit(self.tokens, self.backbone, shared, part, self.settings, name, checkpoint, progress)
+
+        def assemble(part: TaskData, fitted: Fitted) -> Model:
+            return self._with_task(parent, classes, part, fitted)
+
+        model = assemble(data, run(data, f"task {len(parent.tasks) + 1}"))
+        if crossing:
+            held_out = cross_fit(self, model, classes, data, run, assemble, rng)
+        return train, held_out, model
+
+    def _with_task(self, parent: Model, classes: tuple[str, ...], data: TaskData, fitted: Fitted) -> Model:
+        """The parent and one more task, with its statistics (Algorithm 1, last line)."""
+        labels = np.asarray(data.labels)
+        z = self.tokens.features(data.keys, fitted.tensors)
+        frozen = self.tokens.features(data.keys, self.backbone.frozen_task())
+        parts = [tensor.numpy() for tensor in fitted.tensors]
+        task = TaskModel(
+            classes=classes,
+            adapters=Adapters(*parts[:4]),
+            norm_w=parts[4],
+            norm_b=parts[5],
+            head=fitted.head,
+            gaussians=Gaussians.fit(z, labels, data.classes),
+        )
+        return replace(
+            parent,
+            shared=fitted.shared,
+            tasks=(*parent.tasks, task),
+            frozen=parent.frozen.with_classes(frozen, labels, data.classes),
+        )
+
+    def features(self, model: Model, keys: Sequence[str]) -> Features:
+        """Every task's feature and the frozen one."""
+        tasks = [self.tokens.features(keys, tensors_of(task)) for task in model.tasks]
+        return Features(tasks, self.tokens.features(keys, self.backbone.frozen_task()))
+
+    def _extend(self, model: Model, extension: Images) -> Model:
+        """More images of known classes: their statistics, not their networks, take them in."""
+        for k, task in enumerate(model.tasks):
+            keys = [key for name in task.classes for key in extension.get(name, ())]
+            if not keys:
+                continue
+            labels = np.array([c for c, name in enumerate(task.classes) for _ in extension.get(name, ())])
+            z = self.tokens.features(keys, tensors_of(task))
+            frozen = self.tokens.features(keys, self.backbone.frozen_task())
+            offset = int(np.searchsorted(model.task_of_class, k))
+            grown = replace(task, gaussians=task.gaussians.with_samples(z, labels))
+            tasks = tuple(grown if i == k else other for i, other in enumerate(model.tasks))
+            model = replace(model, tasks=tasks, frozen=model.frozen.with_samples(frozen, labels + offset))
+        return model
+
+    def _back_update(
+        self,
+        parent: Model,
+        model: Model,
+        samples: Samples,
+        extension: Images,
+        fresh: Images,
+        rng: np.random.Generator,
+        progress: Progress,
+    ) -> Model:
+        """Every earlier head after a new task; after known classes only, the heads that they belong to."""
+        arrived = [key for keys in fresh.values() for key in keys]
+        size = sum(len(keys) for keys in samples.memory.values())
+        chosen = [arrived[i] for i in rng.permutation(len(arrived))[:size]]
+        heads: dict[int, Head] = {}
+        for j, task in enumerate(parent.tasks):
+            own = [
+                (key, c)
+                for c, name in enumerate(task.classes)
+                for key in (*samples.memory.get(name, ()), *extension.get(name, ()))
+            ]
+            others = [key for name, keys in samples.memory.items() if name not in task.classes for key in keys] + chosen
+            if not fresh and not any(name in extension for name in task.classes):
+                continue
+            tensors = tensors_of(task)
+            mine = self.tokens.features([key for key, _ in own], tensors)
+            theirs = self.tokens.features(others, tensors)
+            labels = np.array([c for _, c in own], np.int64)
+            heads[j] = back_update(model.tasks[j].head, mine, labels, theirs, self.settings, rng)
+            progress.report("back-updating", j + 1, len(parent.tasks), len(own) + len(others))
+        return model.with_heads(heads)
+
+    def _calibrate(self, parent: Model, model: Model, samples: Samples, progress: Progress) -> tuple[Model, Verdict]:
+        """The threshold and the gate, on all held-out images of all tasks."""
+        keys = [sample.key for sample in samples.held_out]
+        labels = [sample.label for sample in samples.held_out]
+        features = self.features(model, keys)
+        after = held_out_evidence(model, features, samples.held_out)
+        scores = model.rule.log_scores(after).max(axis=1)
+        own: list[NDArray[np.float64]] = [
+            after.distances[k][np.array([label in task.classes for label in labels])].min(axis=1)
+            for k, task in enumerate(model.tasks)
+        ]
+        model = replace(model, calibration=Calibration.fit(scores, own, self.settings.accept))
+        before = None
+        if parent.tasks:
+            seen = Features(features.tasks[: len(parent.tasks)], features.frozen)
+            before = held_out_evidence(parent, seen, samples.held_out)
+        verdict = judge(parent if parent.tasks else None, model, before, after, labels, self.settings)
+        progress.report("evaluating", 1, 1, len(keys) * len(model.tasks))
+        return model, verdict
+
+
+def tensors_of(task: TaskModel) -> TaskTensors:
+    """A learned task's arrays as the network takes them."""
+    a = task.adapters
+    return TaskTensors(*(torch.from_numpy(x) for x in (a.w1, a.b1, a.w2, a.b2, task.norm_w, task.norm_b)))

@@ -1,0 +1,97 @@
+"""The replay memory and the held-out images: which pictures a version keeps, and what for.
+
+Memory is trained on again (as `ood` for other tasks, as itself for its own head). Held-out images never are: they
+calibrate the scores and judge the next version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from models.errors import BatchError
+
+HELD_OUT_A_CLASS = 50  # enough for a quantile; more would only cost time at each new task
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """An image that judges. With few images a class all are trained on, and cross-fit says what each would have got.
+
+    The three tuples, one entry a class of the image's task (and `ood`, for the logits), are the difference between an
+    image that was trained on and one that was not, as the folds of its own task measured it.
+    """
+
+    key: str
+    label: str
+    logit_shift: tuple[float, ...] = ()  # held-out logits minus trained-on logits
+    distance_ratio: tuple[float, ...] = ()  # held-out distance over trained-on distance
+    frozen_ratio: tuple[float, ...] = ()  # the same for the frozen backbone's distances
+
+
+@dataclass(frozen=True)
+class Samples:
+    """All images that a version keeps."""
+
+    memory: dict[str, tuple[str, ...]] = field(default_factory=dict)  # class -> image keys
+    held_out: tuple[HeldOut, ...] = ()
+
+    @property
+    def keys(self) -> set[str]:
+        return {key for keys in self.memory.values() for key in keys} | {sample.key for sample in self.held_out}
+
+    def to_json(self) -> dict[str, Any]:
+        return {"memory": self.memory, "held_out": [asdict(sample) for sample in self.held_out]}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Samples:
+        parts = ("logit_shift", "distance_ratio", "frozen_ratio")
+        held_out = [
+            HeldOut(row["key"], row["label"], *(tuple(row[part]) for part in parts)) for row in data["held_out"]
+        ]
+        return cls({name: tuple(keys) for name, keys in data["memory"].items()}, tuple(held_out))
+
+
+def remember(
+    memory: Mapping[str, Sequence[str]], new: Mapping[str, Sequence[str]], size: int, rng: np.random.Generator
+) -> dict[str, tuple[str, ...]]:
+    """Equal counts a class, within the size: old classes shrink at random, known classes mix old and new."""
+    pools = {name: list(keys) for name, keys in memory.items()}
+    for name, keys in new.items():
+        pools.setdefault(name, []).extend(key for key in keys if key not in pools[name])
+    if len(pools) > size:
+        raise BatchError([f"{len(pools)} classes do not fit a memory of {size} images: raise OPENWORLD_MEMORY"])
+    quota = size // max(len(pools), 1)
+    return {name: tuple(_pick(pool, quota, rng)) for name, pool in pools.items()}
+
+
+def split(
+    images: Mapping[str, Sequence[str]], share: float, rng: np.random.Generator
+) -> tuple[dict[str, list[str]], list[HeldOut]]:
+    """(to train on, held out): `share` of each class, at least one, at most HELD_OUT_A_CLASS."""
+    train, held_out = {}, []
+    for name, keys in images.items():
+        count = min(max(1, round(share * len(keys))), HELD_OUT_A_CLASS)
+        out = set(_pick(keys, count, rng))
+        train[name] = [key for key in keys if key not in out]
+        held_out += [HeldOut(key, name) for key in keys if key in out]
+    return train, held_out
+
+
+def folds(labels: Sequence[int], count: int, rng: np.random.Generator) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """A fold for each image, each class spread evenly over them."""
+    out = np.zeros(len(labels), np.int64)
+    for label in np.unique(labels):
+        own = rng.permutation(np.flatnonzero(np.asarray(labels) == label))
+        out[own] = np.arange(len(own)) % count
+    return out
+
+
+def _pick(keys: Sequence[str], count: int, rng: np.random.Generator) -> list[str]:
+    """`count` of the keys at random, in their old order."""
+    if len(keys) <= count:
+        return list(keys)
+    return [keys[i] for i in sorted(rng.choice(len(keys), count, replace=False))]
