@@ -56,7 +56,7 @@ def open_backbone(
         return _create(folder, name, weights, adapted_blocks, hub_seconds)
     spec = BackboneSpec.from_dict(json.loads(record.read_text()))
     asked = {"OPENWORLD_BACKBONE": (name, spec.name), "OPENWORLD_ADAPTED_BLOCKS": (adapted_blocks, spec.adapted_blocks)}
-    if weights is not None:
+    if weights is not None and weights.is_file():
         asked["OPENWORLD_BACKBONE_WEIGHTS"] = (sha256_file(weights), spec.weights_sha256)
     for setting, (wanted, recorded) in asked.items():
         if wanted and wanted != recorded:

@@ -55,13 +55,18 @@ class LabelledBatch:
     def classes(self) -> tuple[str, ...]:
         return tuple(self.counts)
 
-    @cached_property
+    @property
     def task_id(self) -> str:
+        """The beginning of the hash: short enough for people."""
+        return self.sha256[:16]
+
+    @cached_property
+    def sha256(self) -> str:
         """The same for the same images under the same labels, wherever they come from and in whatever order."""
         pairs = sorted({(image.label, image.sha256) for image in self.images})
         # A class name holds no control character, so the separators cannot be forged.
         text = "".join(f"{label}\0{sha}\n" for label, sha in pairs)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        return hashlib.sha256(text.encode()).hexdigest()
 
     @property
     def total_bytes(self) -> int:

@@ -18,7 +18,7 @@ MAY_IMPORT = {
     "openworld": OURS,
 }
 TORCH = {"torch", "torchvision", "timm"}
-TORCH_MODULES = {"models.backbone", "models.network", "models.hat", "models.export"}
+TORCH_MODULES = {"models.backbone", "models.network", "models.hat", "models.export", "models.weights"}
 
 IMPORT_WITHOUT_TORCH = """
 import importlib, json, sys, traceback

@@ -23,8 +23,9 @@ from trainer.events import Progress
 from trainer.fit import Fitted, TaskData, fit, grow, new_shared, work
 from trainer.gate import Verdict, judge
 from trainer.judging import held_out_evidence
-from trainer.memory import HeldOut, Samples, remember, split
+from trainer.memory import HeldOut, Samples, merged, remember, split, unseen
 from trainer.randomness import stream
+from trainer.rule_fit import fit_rule
 from trainer.settings import LearnerSettings
 from trainer.tokens import Tokens
 
@@ -51,16 +52,16 @@ class Learner:
 
     def empty(self) -> Model:
         """A model that has learned nothing."""
-        rule = Rule(self.settings.rule, {"frozen_weight": self.settings.frozen_weight})
         frozen = Gaussians.empty(self.backbone.spec.dimensions)
-        return Model(new_shared(self.backbone, self.settings), (), frozen, rule, Calibration.nothing())
+        return Model(new_shared(self.backbone, self.settings), (), frozen, Rule(), Calibration.nothing())
 
     def learn(
         self, parent: Model, samples: Samples, images: Images, checkpoint: Checkpoint, progress: Progress
     ) -> Learned:
         """Learn the batch on top of the parent, which is not changed."""
+        fresh_images = unseen(images, samples)
         known, new = (
-            {name: list(keys) for name, keys in sorted(images.items()) if (name in parent.classes) == is_known}
+            {name: keys for name, keys in fresh_images.items() if (name in parent.classes) == is_known}
             for is_known in (True, False)
         )
         rng = stream(self.settings.seed, "task", len(parent.tasks), *sorted(images))
@@ -82,7 +83,7 @@ class Learner:
         if self.settings.back_update:
             model = self._back_update(parent, model, samples, extension, fresh, rng, progress)
         memory = remember(samples.memory, {**extension, **fresh}, self.settings.memory, rng)
-        kept = Samples(memory, tuple(held_out))
+        kept = Samples(memory, tuple(held_out), merged(samples.seen, fresh_images))
         model, verdict = self._calibrate(parent, model, kept, progress)
         return Learned(model, kept, verdict, fresh_head)
 
@@ -214,11 +215,13 @@ class Learner:
         return model.with_heads(heads)
 
     def _calibrate(self, parent: Model, model: Model, samples: Samples, progress: Progress) -> tuple[Model, Verdict]:
-        """The threshold and the gate, on all held-out images of all tasks."""
+        """The rule's constants, the threshold and the gate, on all held-out images of all tasks."""
         keys = [sample.key for sample in samples.held_out]
         labels = [sample.label for sample in samples.held_out]
         features = self.features(model, keys)
         after = held_out_evidence(model, features, samples.held_out)
+        column = {name: c for c, name in enumerate(model.classes)}
+        model = replace(model, rule=fit_rule(self.settings, after, np.array([column[label] for label in labels])))
         scores = model.rule.log_scores(after).max(axis=1)
         own: list[NDArray[np.float64]] = [
             after.distances[k][np.array([label in task.classes for label in labels])].min(axis=1)

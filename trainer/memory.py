@@ -38,13 +38,15 @@ class Samples:
 
     memory: dict[str, tuple[str, ...]] = field(default_factory=dict)  # class -> image keys
     held_out: tuple[HeldOut, ...] = ()
+    seen: dict[str, tuple[str, ...]] = field(default_factory=dict)  # every image ever learned, kept or not
 
     @property
     def keys(self) -> set[str]:
         return {key for keys in self.memory.values() for key in keys} | {sample.key for sample in self.held_out}
 
     def to_json(self) -> dict[str, Any]:
-        return {"memory": self.memory, "held_out": [asdict(sample) for sample in self.held_out]}
+        held_out = [asdict(sample) for sample in self.held_out]
+        return {"memory": self.memory, "held_out": held_out, "seen": self.seen}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Samples:
@@ -52,7 +54,29 @@ class Samples:
         held_out = [
             HeldOut(row["key"], row["label"], *(tuple(row[part]) for part in parts)) for row in data["held_out"]
         ]
-        return cls({name: tuple(keys) for name, keys in data["memory"].items()}, tuple(held_out))
+        memory, seen = ({name: tuple(keys) for name, keys in data[part].items()} for part in ("memory", "seen"))
+        return cls(memory, tuple(held_out), seen)
+
+
+def unseen(images: Mapping[str, Sequence[str]], samples: Samples) -> dict[str, list[str]]:
+    """What a batch brings that is new: an image learned twice would count twice, and might judge what it trained."""
+    label_of = {key: name for name, keys in samples.seen.items() for key in keys}
+    clashes = [
+        f"image {key[:12]} is {name!r} here, but was learned as {label_of[key]!r}: leave it out, or keep its label"
+        for name, keys in sorted(images.items())
+        for key in keys
+        if label_of.get(key, name) != name
+    ]
+    fresh = {name: [key for key in keys if key not in label_of] for name, keys in sorted(images.items())}
+    fresh = {name: keys for name, keys in fresh.items() if keys}
+    if clashes or not fresh:
+        raise BatchError(clashes or ["every image of this batch is learned already: add images that are not"])
+    return fresh
+
+
+def merged(seen: Mapping[str, Sequence[str]], new: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:
+    """Both together, class by class."""
+    return {name: (*seen.get(name, ()), *new.get(name, ())) for name in (*seen, *(n for n in new if n not in seen))}
 
 
 def remember(

@@ -13,7 +13,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 class LearnerSettings(BaseSettings):
     """Settings of the trainer, each from the environment variable OPENWORLD_<NAME>."""
 
-    model_config = SettingsConfigDict(env_prefix="OPENWORLD_", extra="ignore", frozen=True)
+    model_config = SettingsConfigDict(env_prefix="OPENWORLD_", env_ignore_empty=True, extra="ignore", frozen=True)
 
     backbone: str | None = Field(
         None, description="timm model name; empty: DeiT-S from the hub, else EfficientNet-Lite0"
@@ -38,7 +38,7 @@ class LearnerSettings(BaseSettings):
     back_learning_rate: float = Field(0.01, gt=0)
     back_batch: int = Field(16, ge=2)
     rule: Literal["paper", "product"] = Field("product", description="how evidence becomes an answer")
-    frozen_weight: float = Field(0.1, ge=0, description="power of the frozen likelihood in the rule `product`")
+    frozen_weight: float | None = Field(None, ge=0, description="power of the frozen likelihood; empty: fitted")
     accept: float = Field(0.95, gt=0.5, lt=1, description="share of known images that the threshold accepts")
     hold_out: float = Field(0.1, gt=0, lt=0.5, description="share of a task held out for calibration and the gate")
     hold_out_from: int = Field(50, ge=2, description="with fewer images in a class, cross-fit instead of holding out")

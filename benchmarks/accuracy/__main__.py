@@ -12,12 +12,11 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-import torch
-
 from benchmarks.accuracy.data import ImageSet, Stream
 from benchmarks.accuracy.report import machine, markdown, write
 from benchmarks.accuracy.run import METHODS, run
 from models.backbone import open_backbone
+from trainer.compute import set_up_torch
 from trainer.events import Event
 from trainer.settings import LearnerSettings
 
@@ -60,10 +59,12 @@ def show(event: Event) -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     args = arguments(argv)
-    torch.set_num_threads(args.threads)
     images = ImageSet.load(args.data)
     stream = Stream.make(images, args.tasks, args.per_class, args.test_per_class, args.seed)
-    settings = LearnerSettings(memory=args.memory, seed=args.seed, adapted_blocks=args.adapted_blocks)
+    settings = LearnerSettings(
+        memory=args.memory, seed=args.seed, adapted_blocks=args.adapted_blocks, threads=args.threads
+    )
+    set_up_torch(settings)
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         backbone = open_backbone(Path(folder) / "data", args.backbone, args.weights, args.adapted_blocks)

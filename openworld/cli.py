@@ -1,0 +1,106 @@
+"""The command `openworld`: its parser, and the one place where an error becomes a message and an exit code.
+
+    0  done          1  some files could not be read      2  a mistake that the message says how to mend
+    3  the new version was rejected by the gate          130  interrupted
+
+Nothing heavy is imported here: torch only when something is learned, ONNX Runtime only when something is predicted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+from models.errors import BatchError, OpenWorldError
+from openworld import learn, predict, versions
+
+FAILED, INTERRUPTED = 2, 130
+
+EPILOG = """\
+a first round:
+  openworld learn animals/ --data robot    animals/cat/1.jpg, animals/dog/2.jpg, ...: a sub-folder a class
+  openworld predict photo.jpg --data robot
+  openworld versions --data robot
+
+Settings come from environment variables named OPENWORLD_<NAME>; an option, where there is one, goes before them.
+OPENWORLD_DATA stands in for --data.
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(
+        prog="openworld",
+        description="An agent that recognises what it has learned, says `novel` to the rest, and learns it when told.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    top.add_argument("--version", action="version", version=f"openworld {version('openworld')}")
+    commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for command in (learn, predict, versions):
+        name = command.__name__.rpartition(".")[2]
+        sub = commands.add_parser(
+            name,
+            help=command.SUMMARY,
+            description=f"{command.SUMMARY[0].upper()}{command.SUMMARY[1:]}.",
+            epilog=command.EPILOG,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        command.add_arguments(sub)
+        sub.add_argument(
+            "--data",
+            type=Path,
+            metavar="DIR",
+            default=Path(os.environ.get("OPENWORLD_DATA") or "data"),
+            help="the data folder: versions, images, backbone (default: OPENWORLD_DATA, else ./data)",
+        )
+        sub.set_defaults(run=command.run)
+    return top
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    arguments = parser().parse_args(argv)
+    logging.basicConfig(format="%(message)s", level=logging.WARNING)
+    try:
+        if arguments.data.exists() and not arguments.data.is_dir():
+            raise OpenWorldError(f"--data {arguments.data} is a file: give a folder, or a name that is free")
+        code: int = arguments.run(arguments)
+        sys.stdout.flush()
+        return code
+    except KeyboardInterrupt:
+        again = "; the same command goes on from the last finished epoch" if arguments.command == "learn" else ""
+        print(f"\ninterrupted{again}", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader (`| head`) has gone. Python flushes once more at exit and would complain again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except (OpenWorldError, OSError) as error:
+        print(message(error), file=sys.stderr)
+        return FAILED
+
+
+def message(error: OpenWorldError | OSError) -> str:
+    """What went wrong, every problem on its own line, and what to do about it."""
+    if isinstance(error, BatchError) and len(error.problems) > 1:
+        lines = "\n".join(f"  - {problem}" for problem in error.problems)
+        return f"error: {len(error.problems)} problems\n{lines}"
+    if _disk_is_full(error):
+        return (
+            f"error: the disk is full, nothing was published: free some space and run the same command again\n({error})"
+        )
+    return f"error: {error}"
+
+
+def _disk_is_full(error: BaseException | None) -> bool:
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return True
+        error = error.__cause__
+    return False

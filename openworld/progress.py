@@ -1,0 +1,75 @@
+"""Progress on stderr: a bar for people, a line every few seconds for log files."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+
+from trainer.events import Event
+
+EVERY_SECONDS = 5.0
+
+
+class Display:
+    """A listener of the trainer's events."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._phase, self._last = "", float("-inf")
+        self._bar: Progress | None = None
+        if (console := Console(stderr=True)).is_terminal:
+            columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn())
+            self._bar = Progress(
+                *columns, TextColumn("{task.fields[detail]}", markup=False), console=console, transient=True
+            )
+            self._shown = self._bar.add_task("", total=1.0, detail="")
+
+    def __enter__(self) -> Self:
+        if self._bar:
+            self._bar.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._bar:
+            self._bar.stop()
+
+    def say(self, text: str) -> None:
+        """What happens before there is anything to measure."""
+        if self._bar:
+            self._bar.update(self._shown, description=text)
+        else:
+            print(text, file=sys.stderr, flush=True)
+
+    def __call__(self, event: Event) -> None:
+        if self._bar:
+            self._bar.update(self._shown, description=event.phase, completed=event.progress, detail=detail(event))
+            return
+        now = self._clock()
+        if event.phase != self._phase or now - self._last >= EVERY_SECONDS:
+            self._phase, self._last = event.phase, now
+            print(f"{event.progress:4.0%} {event.phase}: {detail(event)}", file=sys.stderr, flush=True)
+
+
+def detail(event: Event) -> str:
+    """Where the phase stands: `epoch 3/20, loss 0.412, 2 min left`."""
+    unit = "" if event.loss is None else "epoch "
+    parts = [f"{unit}{event.epoch}/{event.epochs}"]
+    if event.loss is not None:
+        parts.append(f"loss {event.loss:.3f}")
+    if event.seconds_left is not None:
+        parts.append(f"{duration(event.seconds_left)} left")
+    return ", ".join(parts)
+
+
+def duration(seconds: float) -> str:
+    """Rounded to what matters: 12 s, 3 min, 2 h 05 min."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60:02d} min"

@@ -1,0 +1,87 @@
+"""What a person reads at the end: tables, made from manifests alone."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from models.manifest import Manifest
+from openworld.progress import duration
+
+PIPE_WIDTH = 200  # a file has no width to fit into
+
+
+def console() -> Console:
+    return Console(highlight=False) if sys.stdout.isatty() else Console(highlight=False, width=PIPE_WIDTH)
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str | Text]], title: str | None = None) -> Table:
+    """Class and file names are anybody's text: never read as markup, and folded rather than cut."""
+    out = Table(title=title, title_justify="left", title_style="bold")
+    for column in columns:
+        out.add_column(column.strip(), overflow="fold", justify="right" if column.endswith(" ") else "left")
+    for row in rows:
+        out.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in row))
+    return out
+
+
+def print_report(manifest: Manifest) -> None:
+    """What a task brought and what it cost the earlier ones."""
+    metrics = manifest.metrics
+    rows = [
+        [
+            str(report["task"] + 1),
+            names(report["classes"]),
+            str(report["images"]),
+            change(report["accuracy_before"], report["accuracy_after"], percent),
+            change(report["auc_before"], report["auc_after"], ratio),
+        ]
+        for report in metrics["tasks"]
+    ]
+    out = console()
+    out.print(table(["task ", "classes", "held-out images ", "accuracy ", "AUC "], rows))
+    capacity, backbone = metrics["capacity"], manifest.backbone
+    facts = {
+        "version": f"{manifest.version} on {manifest.parent or 'nothing'}" if manifest.version else "none: rejected",
+        "images": ", ".join(f"{name} ({n})" for name, n in metrics["images_a_class"].items()),
+        "threshold": "none" if manifest.threshold is None else f"{manifest.threshold:.3f}",
+        "rule": manifest.rule["name"],
+        "capacity": f"{percent(capacity['used_max'])} of {capacity['bottleneck']} units in the fullest adapter, "
+        f"{percent(capacity['used_mean'])} on average",
+        "backbone": f"{backbone['name']} (weights: {backbone['source']})",
+        "time": duration(metrics["seconds"]),
+    }
+    grid = Table.grid(padding=(0, 2))
+    for name, fact in facts.items():
+        grid.add_row(name, Text(fact))
+    out.print(grid)
+
+
+def names(classes: Sequence[str], shown: int = 8) -> str:
+    """A task may have hundreds."""
+    more = f" and {len(classes) - shown} more" if len(classes) > shown else ""
+    return ", ".join(classes[:shown]) + more
+
+
+def count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def date(iso: str) -> str:
+    return iso[:16].replace("T", " ")
+
+
+def change(before: float | None, after: float | None, form: Callable[[float | None], str]) -> str:
+    return form(after) if before is None else f"{form(before)} → {form(after)}"
+
+
+def percent(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.1f} %"
+
+
+def ratio(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}"

@@ -1,0 +1,138 @@
+"""`openworld versions`: what was learned when, which version is current, and what was rejected."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from models.errors import CorruptVersion, NothingLearned
+from models.manifest import Manifest
+from models.store import MANIFEST, VersionStore
+from openworld import tables
+
+SUMMARY = "list the versions, the current one marked, and what was rejected"
+EPILOG = """\
+examples:
+  openworld versions --data robot
+  openworld versions --json | jq '.versions[] | {version, accuracy}'
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    store = VersionStore(arguments.data)
+    versions, rejected = list(_versions(store)), list(_rejected(arguments.data))
+    if arguments.json:
+        document = {"current": store.current(), "versions": versions, "rejected": rejected}
+        print(json.dumps(document, ensure_ascii=False))
+        return 0
+    if not versions and not rejected:
+        print(f"nothing is learned in {arguments.data} yet. Start with: openworld learn FOLDER --data {arguments.data}")
+        return 0
+    out = tables.console()
+    columns = [
+        "",
+        "version ",
+        "parent ",
+        "created",
+        "learned",
+        "classes ",
+        "accuracy ",
+        "AUC ",
+        "threshold ",
+        "capacity ",
+    ]
+    out.print(tables.table(columns, [_row(version) for version in versions]))
+    if rejected:
+        rows = [[tables.date(r["created"]), r["task_id"], ", ".join(r["learned"]), r["reason"]] for r in rejected]
+        out.print(tables.table(["created", "task", "classes", "reason"], rows, title="rejected"))
+    return 0
+
+
+def current_or_start(store: VersionStore) -> int:
+    """The current version, or an error that says how to get one."""
+    current = store.current()
+    if current is None:
+        raise NothingLearned(f"nothing is learned yet. Start with: openworld learn FOLDER --data {store.root}")
+    return current
+
+
+def _versions(store: VersionStore) -> Iterator[dict[str, Any]]:
+    current = store.current()
+    known: dict[int, set[str]] = {}
+    for n in store.versions():
+        try:
+            manifest = store.manifest(n)
+        except CorruptVersion as error:
+            yield {"version": n, "current": n == current, "damaged": str(error)}
+            continue
+        known[n] = {name for names in manifest.tasks for name in names}
+        before = known.get(manifest.parent, set()) if manifest.parent is not None else set()
+        added = [name for names in manifest.tasks for name in names if name not in before]
+        yield {
+            **summary(manifest),
+            "version": n,
+            "current": n == current,
+            "parent": manifest.parent,
+            "added": added,
+            "classes": len(known[n]),
+        }
+
+
+def _rejected(root: Path) -> Iterator[dict[str, Any]]:
+    for path in sorted((root / "rejected").glob(f"[!.]*/{MANIFEST}")):
+        try:
+            manifest = Manifest.from_json(path.read_bytes(), name=str(path))
+        except (CorruptVersion, OSError):
+            continue  # only kept to be looked at: nothing depends on it
+        yield {**summary(manifest), "reason": manifest.metrics.get("rejected", ""), "folder": str(path.parent)}
+
+
+def summary(manifest: Manifest) -> dict[str, Any]:
+    """A version in numbers; held-out images weigh the tasks."""
+    metrics = manifest.metrics
+    reports = metrics.get("tasks", [])
+    return {
+        "task_id": manifest.task_id,
+        "created": manifest.created.isoformat(timespec="seconds"),
+        "learned": metrics.get("images_a_class", {}),
+        "accuracy": _mean(reports, "accuracy_after"),
+        "auc": _mean(reports, "auc_after"),
+        "threshold": manifest.threshold,
+        "capacity": metrics.get("capacity", {}).get("used_max"),
+    }
+
+
+def _mean(reports: list[dict[str, Any]], name: str) -> float | None:
+    rows = [(r[name], r["images"]) for r in reports if r[name] is not None]
+    total = sum(n for _, n in rows)
+    return sum(value * n for value, n in rows) / total if total else None
+
+
+def _row(version: dict[str, Any]) -> list[str]:
+    mark = "current" if version["current"] else ""
+    if "damaged" in version:
+        return [mark, str(version["version"]), "", "", f"damaged: {version['damaged']}", *[""] * 5]
+    added = set(version["added"])
+    extended = [name for name in version["learned"] if name not in added]
+    learned = tables.names(version["added"]) if added else ""
+    if extended:
+        learned += f"{'; ' if learned else ''}more of {tables.names(extended)}"
+    return [
+        mark,
+        str(version["version"]),
+        str(version["parent"] or "–"),
+        tables.date(version["created"]),
+        learned,
+        str(version["classes"]),
+        tables.percent(version["accuracy"]),
+        tables.ratio(version["auc"]),
+        tables.ratio(version["threshold"]),
+        tables.percent(version["capacity"]),
+    ]

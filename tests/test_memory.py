@@ -1,0 +1,108 @@
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from models.errors import BatchError
+from trainer.memory import HELD_OUT_A_CLASS, HeldOut, Samples, folds, remember, split
+
+quick = settings(max_examples=60, deadline=None)
+seeds = st.integers(0, 2**32 - 1)
+batches = st.dictionaries(st.sampled_from("abcdef"), st.integers(1, 15), max_size=6)
+
+
+def images(counts: dict[str, int], start: int = 0) -> dict[str, list[str]]:
+    return {name: [f"{name}/{i}" for i in range(start, start + count)] for name, count in counts.items()}
+
+
+@quick
+@given(seeds, batches, batches, st.integers(6, 60))
+def test_every_class_with_enough_images_has_the_same_share_of_the_memory(
+    seed: int, first: dict[str, int], second: dict[str, int], size: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    old = remember({}, images(first), size, rng)
+    new = images(second, start=10)  # a known class comes with some images that it had before
+    memory = remember(old, new, size, rng)
+    assert set(memory) == set(first) | set(second)
+    quota = size // max(len(memory), 1)
+    assert sum(map(len, memory.values())) <= size
+    for name, keys in memory.items():
+        pool = set(old.get(name, ())) | set(new.get(name, ()))
+        assert len(keys) == min(quota, len(pool))
+        assert set(keys) <= pool
+        assert len(set(keys)) == len(keys)
+        assert all(key.startswith(f"{name}/") for key in keys)
+
+
+@quick
+@given(seeds, batches, st.integers(12, 60))
+def test_old_classes_make_room_by_dropping_only(seed: int, first: dict[str, int], size: int) -> None:
+    rng = np.random.default_rng(seed)
+    old = remember({}, images(first), size, rng)
+    memory = remember(old, images(dict.fromkeys("uvwxyz", 5)), size, rng)
+    for name, keys in old.items():
+        assert [key for key in keys if key in memory[name]] == list(memory[name])
+
+
+def test_the_memory_is_not_changed_in_place() -> None:
+    memory = {"a": ("a/0", "a/1")}
+    remember(memory, {"a": ["a/2"], "b": ["b/0"]}, 2, np.random.default_rng(0))
+    assert memory == {"a": ("a/0", "a/1")}
+
+
+def test_what_is_remembered_is_a_random_choice_not_the_first_images() -> None:
+    kept = {key for seed in range(20) for key in remember({}, images({"a": 10}), 3, np.random.default_rng(seed))["a"]}
+    assert kept == set(images({"a": 10})["a"])
+
+
+def test_more_classes_than_the_memory_holds_are_refused() -> None:
+    rng = np.random.default_rng(0)
+    assert set(map(len, remember({}, images(dict.fromkeys("abc", 5)), 3, rng).values())) == {1}
+    with pytest.raises(BatchError, match="4 classes do not fit a memory of 3 images: raise OPENWORLD_MEMORY"):
+        remember(images({"a": 1}), images(dict.fromkeys("bcd", 5)), 3, rng)
+
+
+@quick
+@given(seeds, st.dictionaries(st.sampled_from("abc"), st.integers(2, 700), min_size=1), st.floats(0.01, 0.49))
+def test_held_out_images_are_never_trained_on(seed: int, counts: dict[str, int], share: float) -> None:
+    batch = images(counts)
+    train, held_out = split(batch, share, np.random.default_rng(seed))
+    for name, keys in batch.items():
+        out = [sample.key for sample in held_out if sample.label == name]
+        assert not set(out) & set(train[name])
+        assert sorted(out + train[name]) == sorted(keys)
+        assert 1 <= len(out) <= HELD_OUT_A_CLASS
+        assert len(out) == min(max(1, round(share * len(keys))), HELD_OUT_A_CLASS)
+        assert train[name]
+
+
+@quick
+@given(seeds, st.lists(st.integers(0, 3), max_size=40), st.integers(2, 5))
+def test_folds_spread_every_class_evenly(seed: int, labels: list[int], count: int) -> None:
+    out = folds(labels, count, np.random.default_rng(seed))
+    assert len(out) == len(labels)
+    for label in set(labels):
+        sizes = np.bincount(out[np.asarray(labels) == label], minlength=count)
+        assert len(sizes) == count
+        assert sizes.max() - sizes.min() <= 1
+
+
+floats = st.lists(st.floats(allow_nan=False, allow_infinity=False), max_size=3).map(tuple)
+
+
+@quick
+@given(
+    st.dictionaries(st.text(), st.lists(st.text(), max_size=3).map(tuple), max_size=3),
+    st.lists(st.builds(HeldOut, st.text(), st.text(), floats, floats, floats), max_size=3).map(tuple),
+)
+def test_samples_survive_json(memory: dict[str, tuple[str, ...]], held_out: tuple[HeldOut, ...]) -> None:
+    samples = Samples(memory, held_out)
+    assert Samples.from_json(json.loads(json.dumps(samples.to_json()))) == samples
+    assert Samples.from_json(samples.to_json()) == samples
+
+
+def test_samples_name_every_image_that_must_be_kept() -> None:
+    assert Samples({"a": ("1", "2"), "b": ()}, (HeldOut("3", "a"), HeldOut("2", "a"))).keys == {"1", "2", "3"}

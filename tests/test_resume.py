@@ -1,0 +1,143 @@
+"""A training that was killed goes on from its last finished epoch and ends with the same bytes."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from models.store import VersionStore
+from openworld.cli import main
+from tests.pictures import picture, write_classes
+
+torch = pytest.importorskip("torch")
+
+EPOCHS = 16
+ENVIRONMENT = {
+    "OPENWORLD_BACKBONE": "tf_efficientnet_lite0",
+    "OPENWORLD_EPOCHS": str(EPOCHS),
+    "OPENWORLD_FOLDS": "2",
+    "OPENWORLD_DEVICE": "cpu",
+    "OPENWORLD_THREADS": "1",
+}
+# The graphs take seconds to export and have no part in what is tested.
+COMMAND = """
+import sys
+import trainer.publishing
+from openworld.cli import main
+
+trainer.publishing.export = lambda backbone: {}
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def environment() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith("OPENWORLD_")]:
+            patch.delenv(name)
+        for name, value in ENVIRONMENT.items():
+            patch.setenv(name, value)
+        patch.setattr("trainer.publishing.export", lambda backbone: {})
+        threads = torch.get_num_threads()
+        yield
+    # Learning sets these up for its whole process, which here goes on with other tests.
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(False)
+    torch.set_flush_denormal(False)
+
+
+@pytest.fixture(scope="module")
+def batch(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    classes = {"noise": [picture(n) for n in range(8)], "wide": [picture(100 + n, (64, 16)) for n in range(8)]}
+    return write_classes(tmp_path_factory.mktemp("batch"), classes)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(batch: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    data = tmp_path_factory.mktemp("undisturbed")
+    assert main(["learn", str(batch), "--data", str(data)]) == 0
+    return learned_bytes(data)
+
+
+def learned_bytes(data: Path) -> dict[str, bytes]:
+    return {name: (data / "versions/000001" / name).read_bytes() for name in ("model.safetensors", "samples.json")}
+
+
+def finished_epochs(data: Path, phase: str) -> int:
+    """What the phase's checkpoint says; it starts with its own hash."""
+    for path in (data / "work").glob(f"*/{phase}"):
+        return int.from_bytes(path.read_bytes()[64:72], "little")
+    return 0
+
+
+def kill_in(phase: str, command: list[str], data: Path) -> None:
+    """SIGKILL the command as soon as the phase has finished an epoch."""
+    root = Path(__file__).resolve().parent.parent
+    process = subprocess.Popen([sys.executable, "-c", COMMAND, *command], cwd=root, stderr=subprocess.DEVNULL)
+    try:
+        end = time.monotonic() + 120
+        while not finished_epochs(data, phase):
+            assert process.poll() is None, "the training ended before it could be killed"
+            assert time.monotonic() < end
+            time.sleep(0.002)
+    finally:
+        process.kill()
+    assert process.wait() == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("phase", ["task 1", "fold 2 of 2"])
+def test_a_killed_training_ends_with_the_same_bytes(
+    phase: str, batch: Path, undisturbed: dict[str, bytes], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = tmp_path / "data"
+    command = ["learn", str(batch), "--data", str(data)]
+    kill_in(phase, command, data)
+    assert 0 < finished_epochs(data, phase) < EPOCHS, "killed too late to say anything"
+    assert VersionStore(data).current() is None
+
+    assert main(command) == 0
+    assert learned_bytes(data) == undisturbed
+    # It went on: the phases that were finished are not trained again.
+    assert f"{phase}: epoch 1/" not in capsys.readouterr().err
+    assert not any(path.is_dir() for path in (data / "work").iterdir())
+
+
+def test_an_interrupted_training_says_that_it_can_go_on_and_does(
+    batch: Path,
+    undisturbed: dict[str, bytes],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    command = ["learn", str(batch), "--data", str(tmp_path)]
+
+    def interrupt(display: object, event: object) -> None:
+        if finished_epochs(tmp_path, "task 1") == 3:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("openworld.progress.Display.__call__", interrupt)
+        assert main(command) == 130
+    assert "the same command goes on from the last finished epoch" in capsys.readouterr().err
+    assert finished_epochs(tmp_path, "task 1") == 3
+    assert main(command) == 0
+    assert learned_bytes(tmp_path) == undisturbed
+
+
+def test_a_checkpoint_of_other_settings_is_not_resumed(
+    batch: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(display: object, event: object) -> None:
+        if finished_epochs(tmp_path, "task 1"):
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("openworld.progress.Display.__call__", interrupt)
+        assert main(["learn", str(batch), "--data", str(tmp_path), "--seed", "7"]) == 130
+    assert main(["learn", str(batch), "--data", str(tmp_path), "--seed", "8", "--epochs", "2"]) == 0
+    assert "task 1: epoch 1/2" in capsys.readouterr().err

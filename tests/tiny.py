@@ -1,0 +1,144 @@
+"""A backbone, pictures and a learner small enough to learn a task in a blink: 8 x 8 images, 12 dimensions."""
+
+from __future__ import annotations
+
+import io
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from models.backbone import Backbone
+from models.images import Preprocessing
+from models.model import Adapters, Head, Model, SharedAdapters, TaskModel
+from models.network import AdaptedBlock, AdaptedBlocks, Attention
+from models.spec import BackboneSpec
+from trainer.checkpoint import Checkpoint
+from trainer.events import Progress
+from trainer.learner import Learned, Learner
+from trainer.memory import Samples
+from trainer.settings import LearnerSettings
+from trainer.tokens import Tokens
+
+torch.set_num_threads(1)
+
+SIZE = 8
+DIMENSIONS = 12
+TOKENS = 5  # CLS and four patches
+TINY_SETTINGS: dict[str, Any] = {
+    "bottleneck": 6,
+    "epochs": 2,
+    "batch": 4,
+    "memory": 12,
+    "back_epochs": 2,
+    "hold_out_from": 2,  # hold out, so that a task is one training and not four
+    "device": "cpu",
+    "threads": 1,
+    "seed": 0,
+}
+
+
+class TinyTrunk(nn.Module):
+    """Four patches of 4 x 4 pixels, projected once, behind a CLS token."""
+
+    def __init__(self, generator: torch.Generator) -> None:
+        super().__init__()
+        self.register_buffer("weight", torch.randn(DIMENSIONS, 3, 4, 4, generator=generator) * 0.2)
+        self.register_buffer("cls", torch.randn(1, 1, DIMENSIONS, generator=generator))
+
+    weight: Tensor
+    cls: Tensor
+
+    def forward(self, pixels: Tensor) -> Tensor:  # (N, 3, 8, 8) -> (N, 5, 12)
+        patches = nn.functional.conv2d(pixels, self.weight, stride=4).flatten(2).transpose(1, 2)
+        return torch.cat([self.cls.expand(len(pixels), -1, -1), patches], dim=1)
+
+
+def tiny_backbone(blocks: int = 1, heads: int = 2, seed: int = 0) -> Backbone:
+    """Random frozen weights behind the real adapted blocks: attention, MLP, norms."""
+    d, generator = DIMENSIONS, torch.Generator().manual_seed(seed)
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator) * 0.3
+
+    adapted = []
+    for _ in range(blocks):
+        mlp = nn.Sequential(nn.Linear(d, 2 * d), nn.GELU(), nn.Linear(2 * d, d)).requires_grad_(False)
+        for parameter in mlp.parameters():
+            parameter.copy_(random(*parameter.shape))
+        adapted.append(AdaptedBlock(Attention(random(3 * d, d), random(3 * d), random(d, d), random(d), heads), mlp))
+    preprocessing = Preprocessing(SIZE, SIZE, "bilinear", (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+    spec = BackboneSpec("tiny", "file", "0" * 64, blocks, d, preprocessing)
+    norms = 2 * blocks + 1
+    norm_w, norm_b = 1 + random(norms, d) / 3, random(norms, d) / 3
+    return Backbone(spec, TinyTrunk(generator), AdaptedBlocks(adapted, 1e-6), norm_w, norm_b)
+
+
+@dataclass(frozen=True)
+class TinyImages:
+    """Pictures in memory: `<class>/<number>` is the class's four coloured squares with a little noise."""
+
+    noise: float = 20.0
+
+    def read(self, key: str) -> bytes:
+        name, number = key.rsplit("/", 1)
+        colours = np.random.default_rng(zlib.crc32(name.encode())).integers(0, 256, (2, 2, 3))
+        noise = np.random.default_rng(int(number)).normal(0, self.noise, (SIZE, SIZE, 3))
+        pixels = np.clip(np.kron(colours, np.ones((4, 4, 1))) + noise, 0, 255).astype(np.uint8)
+        buffer = io.BytesIO()
+        Image.fromarray(pixels).save(buffer, format="PNG")
+        return buffer.getvalue()
+
+    def batch(self, names: Iterable[str], count: int = 6, start: int = 0) -> dict[str, list[str]]:
+        """`count` keys for each class, from number `start` on."""
+        return {name: [f"{name}/{number}" for number in range(start, start + count)] for name in names}
+
+
+def tiny_settings(**settings: Any) -> LearnerSettings:
+    return LearnerSettings(**{**TINY_SETTINGS, **settings})
+
+
+def tiny_learner(blocks: int = 1, noise: float = 20.0, **settings: Any) -> Learner:
+    """A learner on the tiny backbone; `settings` are those of LearnerSettings."""
+    chosen, backbone = tiny_settings(**settings), tiny_backbone(blocks)
+    return Learner(backbone, Tokens(backbone, TinyImages(noise).read, chosen.seed), chosen)
+
+
+def quiet(task: str = "task") -> Progress:
+    return Progress(task, lambda event: None)
+
+
+def learn_tasks(learner: Learner, tasks: Sequence[dict[str, list[str]]]) -> list[Learned]:
+    """One batch after the other, each on top of what the last one made."""
+    out: list[Learned] = []
+    model, samples = learner.empty(), Samples()
+    for images in tasks:
+        out.append(learner.learn(model, samples, images, Checkpoint(None), quiet()))
+        model, samples = out[-1].model, out[-1].samples
+    return out
+
+
+def class_tasks(counts: Sequence[int], images: int = 6) -> list[dict[str, list[str]]]:
+    """Batches with so many new classes each."""
+    source, batches, first = TinyImages(), [], 0
+    for count in counts:
+        batches.append(source.batch([f"class {first + c}" for c in range(count)], images))
+        first += count
+    return batches
+
+
+def bare_model(classes: Sequence[Sequence[str]], **parts: Any) -> Model:
+    """A model with these tasks and nothing in them, for what looks only at its classes, rule and calibration."""
+    nothing = np.zeros((0, 0, 0), np.float32)
+    adapters = Adapters(nothing, nothing, nothing, nothing)
+    tasks = []
+    for names in classes:
+        head = Head(np.zeros((len(names) + 1, 1), np.float32), np.zeros(len(names) + 1, np.float32))
+        tasks.append(TaskModel(tuple(names), adapters, nothing, nothing, head, None))  # type: ignore[arg-type]
+    shared = SharedAdapters(adapters, nothing, nothing)
+    return Model(shared, tuple(tasks), **{"frozen": None, "rule": None, "calibration": None, **parts})

@@ -1,0 +1,256 @@
+"""From a labelled batch to a published version: the one way in which a data folder learns.
+
+**Killed at any moment, the current version is whole, and the same call goes on from the last finished epoch and ends
+with the same bytes. A call that fails leaves the current version as it was, and takes away what it had put in place.**
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from models import durable
+from models.backbone import Backbone, open_backbone
+from models.errors import BackboneError, BatchError, NothingLearned, StaleParent, StoreError
+from models.export import export
+from models.manifest import Manifest
+from models.model import Model
+from models.predictor import read_model
+from models.store import VersionStore
+from tasks.batch import LabelledBatch
+from tasks.image_store import ImageStore
+from trainer.attempt import Undo, alone
+from trainer.checkpoint import Checkpoint
+from trainer.compute import set_up_torch
+from trainer.events import Listener, Progress
+from trainer.gate import Verdict
+from trainer.learner import Learned, Learner
+from trainer.memory import Samples
+from trainer.settings import LearnerSettings
+from trainer.tokens import Tokens
+
+WORKING_SPACE = 64 * 2**20  # a task's checkpoints and its share of the next version
+NEW_FOLDER_SPACE = 256 * 2**20  # the backbone and its graphs, when their size is not known beforehand
+
+LOCAL = {"backbone_weights", "device"}  # settings that mean something on one machine only
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a batch. A rejected one has no version: its manifest says 0."""
+
+    state: Literal["published", "rejected", "already learned"]
+    manifest: Manifest
+    folder: Path  # where it is kept
+    verdict: Verdict | None = None  # None when it was learned before
+    model: Model | None = None
+
+
+@dataclass(frozen=True)
+class _Parent:
+    """What the next version is built on; before the first one, nothing but an empty model."""
+
+    version: int | None
+    task_id: str | None
+    model: Model
+    samples: Samples
+
+
+def learn_batch(root: Path, batch: LabelledBatch, settings: LearnerSettings, listener: Listener) -> Outcome:
+    """Learn the batch as the next task of the data folder, and publish the version unless the gate rejects it."""
+    store = VersionStore(root)
+    if done := _already_learned(store, batch):
+        return done
+    weights = settings.backbone_weights
+    if weights is not None and not weights.is_file():
+        raise BackboneError(f"no weights file at {weights}: check OPENWORLD_BACKBONE_WEIGHTS")
+    _check_memory(store, batch, settings)
+    _check_space(store, batch, settings)
+    undo = Undo(root)
+    with alone(root):
+        if done := _already_learned(store, batch):  # by the one who held the lock before us
+            return done
+        try:
+            return _learn(store, batch, settings, listener, undo)
+        except Exception as error:
+            # Not after Ctrl-C or a kill: then the images and the checkpoint are what the next call goes on from.
+            if store.find_task(batch.task_id) is None:
+                undo()
+                if isinstance(error, StaleParent | BatchError):  # nobody can go on from these epochs
+                    durable.remove(_work(store, batch))
+            if isinstance(error, OSError):
+                raise StoreError(f"the data folder {root} could not be used: {error}") from error
+            raise
+
+
+def _learn(
+    store: VersionStore, batch: LabelledBatch, settings: LearnerSettings, listener: Listener, undo: Undo
+) -> Outcome:
+    started = time.monotonic()
+    set_up_torch(settings)
+    backbone = open_backbone(store.root, settings.backbone, settings.backbone_weights, settings.adapted_blocks)
+    images = ImageStore(store.root)
+    for image in batch.images:
+        undo.put(image.sha256, image.data)
+    # Before the training, so that what cannot be exported is known at once and not after hours.
+    graphs = _graphs(store, backbone)
+    device = _device(settings)
+    learner = Learner(backbone, Tokens(backbone, images.read, settings.seed, device), settings)
+    parent = _parent(store, learner)
+    fingerprint = _fingerprint(batch, parent, settings, device, backbone)
+    checkpoint = Checkpoint(_work(store, batch), fingerprint)
+    keys = {name: [image.sha256 for image in batch.images if image.label == name] for name in batch.classes}
+    learned = learner.learn(parent.model, parent.samples, keys, checkpoint, Progress(batch.task_id, listener))
+    manifest = _manifest(batch, parent, settings, backbone, graphs, learned, time.monotonic() - started)
+    tensors, samples, verdict = learned.model.tensors(), learned.samples.to_json(), learned.verdict
+    if verdict.accepted:
+        manifest = store.publish(manifest, tensors, samples)
+        folder = store.root / "versions" / f"{manifest.version:06d}"
+    else:
+        folder = store.reject(manifest, tensors, samples, "; ".join(verdict.reasons))
+    checkpoint.remove()
+    return Outcome("published" if verdict.accepted else "rejected", manifest, folder, verdict, learned.model)
+
+
+# Before anything is written
+
+
+def _work(store: VersionStore, batch: LabelledBatch) -> Path:
+    return store.root / "work" / batch.task_id
+
+
+def _already_learned(store: VersionStore, batch: LabelledBatch) -> Outcome | None:
+    version = store.find_task(batch.task_id)
+    if version is None:
+        return None
+    durable.remove(_work(store, batch))  # of one who was killed right after publishing
+    return Outcome("already learned", store.manifest(version), store.root / "versions" / f"{version:06d}")
+
+
+def _check_memory(store: VersionStore, batch: LabelledBatch, settings: LearnerSettings) -> None:
+    """The learner would refuse it too, but only after the training."""
+    classes = known_classes(store) | set(batch.classes)
+    if len(classes) > settings.memory:
+        raise BatchError(
+            [f"{len(classes)} classes do not fit a memory of {settings.memory} images: raise OPENWORLD_MEMORY"]
+        )
+
+
+def known_classes(store: VersionStore) -> set[str]:
+    """The classes of the current version; none before the first."""
+    current = store.current()
+    return set() if current is None else {name for names in store.manifest(current).tasks for name in names}
+
+
+def _check_space(store: VersionStore, batch: LabelledBatch, settings: LearnerSettings) -> None:
+    """Half a version on a full disk helps nobody: refuse while nothing has been written."""
+    needed = batch.total_bytes + WORKING_SPACE
+    current = store.current()
+    if current is not None:
+        needed += 2 * sum(entry.size for entry in store.manifest(current).files.values())
+    if not (store.root / "backbone.json").exists():
+        weights = settings.backbone_weights
+        needed += 2 * weights.stat().st_size if weights else NEW_FOLDER_SPACE
+    folder = next(folder for folder in (store.root, *store.root.absolute().parents) if folder.is_dir())
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise StoreError(
+            f"not enough disk space for {store.root}: learning this batch may need {_megabytes(needed)}, "
+            f"{_megabytes(free)} are free. Free some space, or choose a data folder on another disk."
+        )
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / 2**20:,.0f} MiB"
+
+
+# What goes into a version
+
+
+def _parent(store: VersionStore, learner: Learner) -> _Parent:
+    try:
+        loaded = store.load(expect_backbone=learner.backbone.spec.sha256)
+    except NothingLearned:
+        return _Parent(None, None, learner.empty(), Samples())
+    model, _ = read_model(loaded)
+    manifest = loaded.manifest
+    return _Parent(manifest.version, manifest.task_id, model, Samples.from_json(loaded.samples))
+
+
+def _graphs(store: VersionStore, backbone: Backbone) -> dict[str, str]:
+    """The backbone's ONNX graphs: a task is an input of theirs, so every version of a folder shares them."""
+    current = store.current()
+    if current is not None and (graphs := store.manifest(current).graphs):
+        return graphs
+    return {role: store.add_graph(data) for role, data in export(backbone).items()}
+
+
+def _fingerprint(
+    batch: LabelledBatch, parent: _Parent, settings: LearnerSettings, device: str, backbone: Backbone
+) -> dict[str, Any]:
+    """Everything that the weights depend on. The number of threads does: it sets the order of floating-point sums."""
+    return {
+        "task": batch.task_id,
+        "parent": [parent.version, parent.task_id],
+        "settings": settings.model_dump(mode="json", exclude=LOCAL),
+        "device": device,
+        "backbone": backbone.spec.sha256,
+    }
+
+
+def _manifest(
+    batch: LabelledBatch,
+    parent: _Parent,
+    settings: LearnerSettings,
+    backbone: Backbone,
+    graphs: dict[str, str],
+    learned: Learned,
+    seconds: float,
+) -> Manifest:
+    model, spec = learned.model, backbone.spec
+    threshold = float(model.calibration.threshold[0])
+    used = model.shared.used1.mean(axis=1)
+    return Manifest(
+        parent=parent.version,
+        task_id=batch.task_id,
+        tasks=[list(task.classes) for task in model.tasks],
+        backbone=spec.to_dict(),
+        backbone_sha256=spec.sha256,
+        preprocessing_sha256=spec.preprocessing.sha256,
+        graphs=graphs,
+        rule=model.rule.to_dict(),
+        threshold=threshold if np.isfinite(threshold) else None,
+        metrics={
+            **learned.verdict.to_dict(),
+            "capacity": {
+                "bottleneck": model.shared.bottleneck,
+                "used_mean": float(used.mean()),
+                "used_max": float(used.max()),
+            },
+            "seconds": round(seconds, 3),
+            "images": len(batch.images),
+            "images_a_class": batch.counts,
+        },
+        settings=settings.model_dump(mode="json", exclude=LOCAL),
+        data_sha256=batch.sha256,
+    )
+
+
+# The machine
+
+
+def _device(settings: LearnerSettings) -> str:
+    available = torch.cuda.is_available()
+    if settings.device == "cuda" and not available:
+        raise BackboneError("OPENWORLD_DEVICE is cuda, but PyTorch finds no CUDA device: use auto or cpu")
+    if not available or settings.device == "cpu":
+        return "cpu"
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS refuses to be deterministic
+    return "cuda"
