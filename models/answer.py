@@ -49,7 +49,7 @@ def answer(model: Model, evidence: Evidence) -> list[Answer]:
     answers = []
     for i in range(n):
         best = int(order[i, 0])
-        novel = bool(scores[i] < threshold)
+        novel = not scores[i] >= threshold  # so that a score that is not a number is novel, too
         answers.append(
             Answer(
                 label=None if novel else classes[best],

@@ -28,7 +28,7 @@ class Calibration:
         if len(ordered) > REFERENCE_POINTS:
             ordered = np.quantile(ordered, np.linspace(0, 1, REFERENCE_POINTS))
         tails = np.array([_tail(distances, accept) for distances in own_distances]).reshape(-1, 2)
-        return cls(ordered, np.array([np.quantile(scores, 1 - accept)]), tails)
+        return cls(ordered, np.array([np.quantile(scores, 1 - accept, method="lower")]), tails)
 
     @classmethod
     def nothing(cls) -> Calibration:

@@ -52,7 +52,10 @@ class Gaussians:
         return grown._pool(x - means[labels], int(counts.sum()))
 
     def with_samples(self, features: NDArray[np.floating], labels: NDArray[np.integer]) -> Gaussians:
-        """More samples of classes that are there already, as if they had been there from the start."""
+        """More samples of known classes: means as if from the start, the covariance pooled, an image weighing as any.
+
+        `fit` weighs each class the same instead (Eq. compute_sigma); the two agree where classes are balanced.
+        """
         x = np.asarray(features, np.float64)
         means, counts, rows = self.means.copy(), self.counts.copy(), []
         for c in np.unique(labels):
@@ -94,18 +97,32 @@ class Gaussians:
         """The variances along the basis and, one for all, along every other direction."""
         d, rho = self.means.shape[1], self.shrinkage
         floor = rho * float(self.eigenvalues.sum()) / d
-        # Identical images have no variance at all: any positive floor keeps the distances finite and ordered.
-        floor = max(floor, 1e-12)
+        if floor <= 0:
+            # One image a class, or identical ones: no variance at all. The spread of the means, or their size, is the
+            # only scale there is, and without one these distances would dwarf or outshine every other task's.
+            spread = self.means.var(axis=0) if len(self.means) > 1 else self.means**2
+            floor = max(float(spread.mean()), 1e-12)
         return (1 - rho) * self.eigenvalues + floor, floor
+
+    def sample(self, classes: NDArray[np.integer], rng: np.random.Generator) -> Floats:
+        """One draw from each named class: (n, d)."""
+        scale, floor = self._spectrum()
+        noise = rng.standard_normal((len(classes), self.means.shape[1]))
+        # Every direction at the floor's deviation, and the basis' directions stretched to their own.
+        stretch = (noise @ self.basis.T) * (np.sqrt(scale) - np.sqrt(floor))
+        out: Floats = self.means[classes] + np.sqrt(floor) * noise + stretch @ self.basis
+        return out
 
     def distances(self, features: NDArray[np.floating]) -> Floats:
         """Mahalanobis distance of each feature (n, d) to each class: (n, C)."""
         scale, floor = self._spectrum()
-        x = np.asarray(features, np.float64)
+        # Seen from the middle of the means: squares of large numbers that are nearly equal would lose their digits.
+        centre = self.means.mean(axis=0)
+        x, means = np.asarray(features, np.float64) - centre, self.means - centre
         # |x - mu|^2 over the floor, corrected along the basis, where the variance is larger than the floor.
         weights = np.sqrt(np.maximum(0.0, 1 - floor / scale))
-        plain = ((x**2).sum(1)[:, None] + (self.means**2).sum(1)) - 2 * x @ self.means.T
-        px, pm = (x @ self.basis.T) * weights, (self.means @ self.basis.T) * weights
+        plain = ((x**2).sum(1)[:, None] + (means**2).sum(1)) - 2 * x @ means.T
+        px, pm = (x @ self.basis.T) * weights, (means @ self.basis.T) * weights
         along = ((px**2).sum(1)[:, None] + (pm**2).sum(1)) - 2 * px @ pm.T
         out: Floats = np.sqrt(np.maximum(plain - along, 0.0) / floor)
         return out

@@ -16,7 +16,7 @@ COSH_CLIP = 50.0  # cosh overflows float32 near 89
 
 def temperature(step: int, steps: int, s_max: float = S_MAX) -> float:
     """s at a step of an epoch: from 1/smax at the first to smax at the last."""
-    progress = step / max(steps - 1, 1)
+    progress = step / (steps - 1) if steps > 1 else 1.0
     return 1 / s_max + (s_max - 1 / s_max) * progress
 
 

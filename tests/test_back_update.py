@@ -1,10 +1,16 @@
+from typing import Any
+from unittest.mock import patch
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from models.model import Head
-from tests.tiny import tiny_settings
+import trainer.learner
+from models.model import Head, TaskModel
+from tests.tiny import TinyImages, class_tasks, learn_tasks, quiet, tiny_learner, tiny_settings
 from trainer.back_update import back_update
+from trainer.checkpoint import Checkpoint
+from trainer.learner import tensors_of
 from trainer.settings import LearnerSettings
 
 Array = NDArray[np.float32]
@@ -81,3 +87,37 @@ def test_a_single_step_is_half_own_and_half_others(head: Head) -> None:
     error = (p - np.eye(3)[[0, 0, 0, 0, 2, 2, 2, 2]]) / 8
     np.testing.assert_allclose(after.weight, head.weight - 0.1 * error.T @ x, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(after.bias, head.bias - 0.1 * error.sum(0), rtol=1e-5, atol=1e-6)
+
+
+def test_every_earlier_head_is_updated_on_its_own_tasks_features() -> None:
+    """The research code takes the first task's features for every head."""
+    learner = tiny_learner(memory=9)
+    parent = learn_tasks(learner, class_tasks([2, 1]))[-1]
+    calls: list[tuple[Head, Array, NDArray[np.int64], Array]] = []
+
+    def recording(head: Head, own: Array, labels: NDArray[np.int64], others: Array, *rest: Any) -> Head:
+        calls.append((head, own, labels, others))
+        return back_update(head, own, labels, others, *rest)
+
+    new = TinyImages().batch(["new"], count=30)
+    with patch.object(trainer.learner, "back_update", recording):
+        child = learner.learn(parent.model, parent.samples, new, Checkpoint(None), quiet())
+    held_out = {sample.key for sample in child.samples.held_out}
+    memory = parent.samples.memory
+    trained_on = [key for key in new["new"] if key not in held_out]
+    assert len(calls) == 2
+    for task, (head, own, labels, others) in zip(parent.model.tasks, calls, strict=True):
+        assert head is task.head
+
+        def z(keys: list[str], task: TaskModel = task) -> set[bytes]:
+            features = np.concatenate([learner.tokens.features([key], tensors_of(task)) for key in keys])
+            return {row.tobytes() for row in features.round(4) + 0.0}
+
+        mine = [key for name in task.classes for key in memory[name]]
+        rest = [key for name, keys in memory.items() if name not in task.classes for key in keys]
+        assert {row.tobytes() for row in own.round(4) + 0.0} == z(mine)
+        assert labels.tolist() == [c for c, name in enumerate(task.classes) for _ in memory[name]]
+        # The rest of the memory, and as many of the new task's training images as the memory has: |M| = 9.
+        seen = {row.tobytes() for row in others.round(4) + 0.0}
+        assert len(others) == len(rest) + 9
+        assert z(rest) <= seen <= z(rest + trained_on)

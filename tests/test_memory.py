@@ -6,6 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models.errors import BatchError
+from tests.tiny import TinyImages, class_tasks, learn_tasks, quiet, tiny_learner
+from trainer.checkpoint import Checkpoint
+from trainer.events import Progress
 from trainer.memory import HELD_OUT_A_CLASS, HeldOut, Samples, folds, remember, split
 
 quick = settings(max_examples=60, deadline=None)
@@ -97,12 +100,49 @@ floats = st.lists(st.floats(allow_nan=False, allow_infinity=False), max_size=3).
 @given(
     st.dictionaries(st.text(), st.lists(st.text(), max_size=3).map(tuple), max_size=3),
     st.lists(st.builds(HeldOut, st.text(), st.text(), floats, floats, floats), max_size=3).map(tuple),
+    st.dictionaries(st.text(), st.lists(st.text(), max_size=3).map(tuple), max_size=3),
 )
-def test_samples_survive_json(memory: dict[str, tuple[str, ...]], held_out: tuple[HeldOut, ...]) -> None:
-    samples = Samples(memory, held_out)
+def test_samples_survive_json(
+    memory: dict[str, tuple[str, ...]], held_out: tuple[HeldOut, ...], seen: dict[str, tuple[str, ...]]
+) -> None:
+    samples = Samples(memory, held_out, seen)
     assert Samples.from_json(json.loads(json.dumps(samples.to_json()))) == samples
     assert Samples.from_json(samples.to_json()) == samples
 
 
 def test_samples_name_every_image_that_must_be_kept() -> None:
     assert Samples({"a": ("1", "2"), "b": ()}, (HeldOut("3", "a"), HeldOut("2", "a"))).keys == {"1", "2", "3"}
+
+
+def test_an_image_that_is_sent_again_is_neither_counted_twice_nor_trained_on_where_it_judges() -> None:
+    learner = tiny_learner(memory=100)
+    parent = learn_tasks(learner, class_tasks([2]))[0]
+    judges = {sample.key for sample in parent.samples.held_out}
+    again = TinyImages().batch(["class 0"], count=16)  # the six that it was learned from, and ten more
+    child = learner.learn(parent.model, parent.samples, again, Checkpoint(None), quiet())
+    memory = [key for keys in child.samples.memory.values() for key in keys]
+    assert not judges & set(memory)
+    assert len(memory) == len(set(memory))
+    assert child.model.tasks[0].gaussians.counts.tolist() == [5 + 9, 5]
+
+
+@pytest.mark.xfail(
+    strict=True, reason="BUG: the limit is a batch's, so a class that is extended again and again piles up"
+)
+def test_a_class_that_is_extended_again_and_again_keeps_no_more_than_the_limit_of_held_out_images() -> None:
+    learner = tiny_learner(hold_out=0.49, epochs=1)
+    model, samples = learner.empty(), Samples()
+    for start in (0, 100):
+        batch = TinyImages().batch(["a"], count=100, start=start)
+        learned = learner.learn(model, samples, batch, Checkpoint(None), quiet())
+        model, samples = learned.model, learned.samples
+    assert len(samples.held_out) <= HELD_OUT_A_CLASS
+
+
+@pytest.mark.xfail(strict=True, reason="BUG: the memory is checked last, after the task has been trained for nothing")
+def test_a_batch_with_more_classes_than_the_memory_holds_is_refused_before_it_is_trained() -> None:
+    learner, heard = tiny_learner(memory=1), []
+    progress = Progress("task", lambda event: heard.append(event.phase))
+    with pytest.raises(BatchError):
+        learner.learn(learner.empty(), Samples(), class_tasks([2])[0], Checkpoint(None), progress)
+    assert "task 1" not in heard

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from models.evidence import Evidence, gather
 from models.model import Model
 from trainer.fit import Fitted, TaskData
-from trainer.memory import HELD_OUT_A_CLASS, HeldOut, folds
+from trainer.memory import HeldOut, folds
 
 if TYPE_CHECKING:
     from trainer.learner import Learner
@@ -29,6 +29,7 @@ def cross_fit(
     data: TaskData,
     run: Callable[[TaskData, str], Fitted],
     assemble: Callable[[TaskData, Fitted], Model],
+    name: str,
     rng: np.random.Generator,
 ) -> list[HeldOut]:
     """What each image of the new task, the last one of `model`, would have got as a held-out one."""
@@ -40,7 +41,7 @@ def cross_fit(
         if len(inside) == 0 or set(labels[outside]) != set(labels):
             continue
         part = TaskData([data.keys[i] for i in outside], labels[outside].tolist(), data.classes, data.replay)
-        without = assemble(part, run(part, f"fold {fold + 1} of {learner.settings.folds}"))
+        without = assemble(part, run(part, f"{name}, fold {fold + 1} of {learner.settings.folds}"))
         keys = [data.keys[i] for i in inside]
         apart, together = _last_task(learner, without, keys), _last_task(learner, model, keys)
         for row, i in enumerate(inside):
@@ -53,7 +54,7 @@ def cross_fit(
                     frozen_ratio=tuple(_ratio(apart.frozen[row], together.frozen[row])),
                 )
             )
-    return _bounded(out)
+    return out
 
 
 def _last_task(learner: Learner, model: Model, keys: Sequence[str]) -> Evidence:
@@ -65,14 +66,3 @@ def _last_task(learner: Learner, model: Model, keys: Sequence[str]) -> Evidence:
 
 def _ratio(apart: NDArray[np.float64], together: NDArray[np.float64]) -> list[float]:
     return [float(x) for x in apart / np.maximum(together, 1e-9)]
-
-
-def _bounded(held_out: list[HeldOut]) -> list[HeldOut]:
-    """At most HELD_OUT_A_CLASS a class; the folds have shuffled them already."""
-    counts: dict[str, int] = {}
-    kept = []
-    for sample in held_out:
-        counts[sample.label] = counts.get(sample.label, 0) + 1
-        if counts[sample.label] <= HELD_OUT_A_CLASS:
-            kept.append(sample)
-    return kept

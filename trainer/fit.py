@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -79,7 +79,8 @@ def grow(shared: SharedAdapters, settings: LearnerSettings) -> SharedAdapters:
 
 def work(data: TaskData, settings: LearnerSettings) -> int:
     """Images through the network in one fit, for the progress."""
-    return settings.epochs * len(data.keys) * (2 if data.replay else 1)
+    images = max(len(data.keys), settings.min_steps * min(settings.batch, len(data.keys)))
+    return settings.epochs * images * (2 if data.replay else 1)
 
 
 class _Network:
@@ -106,12 +107,11 @@ class _Network:
         }
         self.used1, self.used2 = (torch.tensor(used, device=device) for used in (shared.used1, shared.used2))
         self.protected = hat.protection(self.used1, self.used2)
-        self.optimiser = torch.optim.SGD(
-            self.parameters.values(),
-            lr=settings.learning_rate,
-            momentum=settings.momentum,
-            weight_decay=settings.weight_decay,
-        )
+        # Decay draws toward zero, which is right for weights and wrong for masks and for the gains of norms.
+        decayed = [value for key, value in self.parameters.items() if key in ("w1", "w2", "head_w")]
+        others = [value for key, value in self.parameters.items() if key not in ("w1", "w2", "head_w")]
+        groups: list[dict[str, Any]] = [{"params": decayed, "weight_decay": settings.weight_decay}, {"params": others}]
+        self.optimiser = torch.optim.SGD(groups, lr=settings.learning_rate, momentum=settings.momentum)
 
     @property
     def tensors(self) -> TaskTensors:
@@ -196,11 +196,16 @@ def _epoch(
     settings: LearnerSettings,
     rng: np.random.Generator,
 ) -> float:
-    """One pass over the new images, each batch with as many replayed ones as `ood`: Eq. ood_obj and Eq. hat_reg."""
-    order, losses = rng.permutation(len(data.keys)), []
-    starts = range(0, len(order), settings.batch)
+    """Pass over the new images, each batch with as many replayed ones as `ood`: Eq. ood_obj and Eq. hat_reg.
+
+    A small task is passed over more than once, so that s has enough steps to climb.
+    """
+    batch = min(settings.batch, len(data.keys))
+    passes = max(1, -(-settings.min_steps * batch // len(data.keys)))
+    order, losses = np.concatenate([rng.permutation(len(data.keys)) for _ in range(passes)]), []
+    starts = range(0, len(order), batch)
     for step, start in enumerate(starts):
-        chosen = order[start : start + settings.batch]
+        chosen = order[start : start + batch]
         keys, labels = [data.keys[i] for i in chosen], [data.labels[i] for i in chosen]
         if data.replay:
             again = rng.choice(len(data.replay), len(chosen), replace=len(chosen) > len(data.replay))

@@ -23,7 +23,7 @@ from trainer.events import Progress
 from trainer.fit import Fitted, TaskData, fit, grow, new_shared, work
 from trainer.gate import Verdict, judge
 from trainer.judging import held_out_evidence
-from trainer.memory import HeldOut, Samples, merged, remember, split, unseen
+from trainer.memory import HeldOut, Samples, bounded, check_size, merged, remember, split, unseen
 from trainer.randomness import stream
 from trainer.rule_fit import fit_rule
 from trainer.settings import LearnerSettings
@@ -59,6 +59,7 @@ class Learner:
         self, parent: Model, samples: Samples, images: Images, checkpoint: Checkpoint, progress: Progress
     ) -> Learned:
         """Learn the batch on top of the parent, which is not changed."""
+        check_size(samples.memory, images, self.settings.memory)  # now, not after the training
         fresh_images = unseen(images, samples)
         known, new = (
             {name: keys for name, keys in fresh_images.items() if (name in parent.classes) == is_known}
@@ -83,7 +84,7 @@ class Learner:
         if self.settings.back_update:
             model = self._back_update(parent, model, samples, extension, fresh, rng, progress)
         memory = remember(samples.memory, {**extension, **fresh}, self.settings.memory, rng)
-        kept = Samples(memory, tuple(held_out), merged(samples.seen, fresh_images))
+        kept = Samples(memory, bounded(held_out, rng), merged(samples.seen, fresh_images))
         model, verdict = self._calibrate(parent, model, kept, progress)
         return Learned(model, kept, verdict, fresh_head)
 
@@ -136,9 +137,10 @@ class Learner:
         def assemble(part: TaskData, fitted: Fitted) -> Model:
             return self._with_task(parent, classes, part, fitted)
 
-        model = assemble(data, run(data, f"task {len(parent.tasks) + 1}"))
+        name = f"task {len(parent.tasks) + 1}"
+        model = assemble(data, run(data, name))
         if crossing:
-            held_out = cross_fit(self, model, classes, data, run, assemble, rng)
+            held_out = cross_fit(self, model, classes, data, run, assemble, name, rng)
         return train, held_out, model
 
     def _with_task(self, parent: Model, classes: tuple[str, ...], data: TaskData, fitted: Fitted) -> Model:
@@ -210,7 +212,8 @@ class Learner:
             mine = self.tokens.features([key for key, _ in own], tensors)
             theirs = self.tokens.features(others, tensors)
             labels = np.array([c for _, c in own], np.int64)
-            heads[j] = back_update(model.tasks[j].head, mine, labels, theirs, self.settings, rng)
+            now = model.tasks[j]
+            heads[j] = back_update(now.head, now.gaussians, mine, labels, theirs, self.settings, rng)
             progress.report("back-updating", j + 1, len(parent.tasks), len(own) + len(others))
         return model.with_heads(heads)
 

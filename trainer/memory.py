@@ -6,7 +6,7 @@ calibrate the scores and judge the next version.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -86,10 +86,10 @@ def remember(
     pools = {name: list(keys) for name, keys in memory.items()}
     for name, keys in new.items():
         pools.setdefault(name, []).extend(key for key in keys if key not in pools[name])
-    if len(pools) > size:
-        raise BatchError([f"{len(pools)} classes do not fit a memory of {size} images: raise OPENWORLD_MEMORY"])
+    check_size(memory, new, size)
     quota = size // max(len(pools), 1)
-    return {name: tuple(_pick(pool, quota, rng)) for name, pool in pools.items()}
+    # In the order of the names, in which a stored version comes back: the same draws before and after a restart.
+    return {name: tuple(_pick(pools[name], quota, rng)) for name in sorted(pools)}
 
 
 def split(
@@ -103,6 +103,22 @@ def split(
         train[name] = [key for key in keys if key not in out]
         held_out += [HeldOut(key, name) for key in keys if key in out]
     return train, held_out
+
+
+def bounded(held_out: Sequence[HeldOut], rng: np.random.Generator) -> tuple[HeldOut, ...]:
+    """At most HELD_OUT_A_CLASS of each class, at random, however often it is extended."""
+    own: dict[str, list[str]] = {}
+    for sample in held_out:
+        own.setdefault(sample.label, []).append(sample.key)
+    kept = {key for name in sorted(own) for key in _pick(own[name], HELD_OUT_A_CLASS, rng)}
+    return tuple(sample for sample in held_out if sample.key in kept)
+
+
+def check_size(memory: Collection[str], new: Collection[str], size: int) -> None:
+    """Every class needs at least one image in the memory."""
+    count = len({*memory, *new})
+    if count > size:
+        raise BatchError([f"{count} classes do not fit a memory of {size} images: raise OPENWORLD_MEMORY"])
 
 
 def folds(labels: Sequence[int], count: int, rng: np.random.Generator) -> np.ndarray[Any, np.dtype[np.int64]]:

@@ -32,7 +32,7 @@ from trainer.compute import set_up_torch
 from trainer.events import Listener, Progress
 from trainer.gate import Verdict
 from trainer.learner import Learned, Learner
-from trainer.memory import Samples
+from trainer.memory import Samples, check_size
 from trainer.settings import LearnerSettings
 from trainer.tokens import Tokens
 
@@ -135,12 +135,8 @@ def _already_learned(store: VersionStore, batch: LabelledBatch) -> Outcome | Non
 
 
 def _check_memory(store: VersionStore, batch: LabelledBatch, settings: LearnerSettings) -> None:
-    """The learner would refuse it too, but only after the training."""
-    classes = known_classes(store) | set(batch.classes)
-    if len(classes) > settings.memory:
-        raise BatchError(
-            [f"{len(classes)} classes do not fit a memory of {settings.memory} images: raise OPENWORLD_MEMORY"]
-        )
+    """The learner would refuse it too, but only when the folder and the backbone are there."""
+    check_size(known_classes(store), batch.classes, settings.memory)
 
 
 def known_classes(store: VersionStore) -> set[str]:

@@ -64,7 +64,7 @@ class Tokens:
     def features(
         self, keys: Sequence[str], task: TaskTensors, done: Callable[[int], None] = lambda n: None
     ) -> NDArray[np.float32]:
-        """z under one task's network: (n, d). Fixed chunks, so that an image's feature does not depend on the rest."""
+        """z under one task's network: (n, d)."""
         task = TaskTensors(*(tensor.to(self.device) for tensor in task))
         out = []
         for start in range(0, len(keys), CHUNK):
