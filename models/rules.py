@@ -7,7 +7,7 @@ are the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -50,9 +50,14 @@ def log_softmax(logits: Floats) -> Floats:
     return out
 
 
-def log_class_probabilities(logits: Floats) -> Floats:
-    """log p(Y_k | x, k): `ood` counts in the denominator and is then dropped."""
-    return log_softmax(logits)[:, :-1]
+def log_class_probabilities(logits: Floats, constants: Mapping[str, float]) -> Floats:
+    """log p(Y_k | x, k): `ood` counts in the denominator and is then dropped.
+
+    The paper's temperature is 1. Heads that saw tens of images a class are far too sure of themselves, and their
+    probabilities then drown the coefficient; the temperature that held-out images ask for lets both be heard. It is
+    the scale alpha of the paper's output calibration, one for all tasks.
+    """
+    return log_softmax(logits / constants.get("temperature", 1.0))[:, :-1]
 
 
 def log_coefficient(distances: Floats) -> Floats:
@@ -61,18 +66,18 @@ def log_coefficient(distances: Floats) -> Floats:
     return out
 
 
-def plain(evidence: Evidence, constants: dict[str, float]) -> Floats:
+def plain(evidence: Evidence, constants: Mapping[str, float]) -> Floats:
     """Eq. base_prediction: the probabilities alone."""
-    return np.concatenate([log_class_probabilities(x) for x in evidence.logits], axis=1)
+    return np.concatenate([log_class_probabilities(x, constants) for x in evidence.logits], axis=1)
 
 
-def paper(evidence: Evidence, constants: dict[str, float]) -> Floats:
+def paper(evidence: Evidence, constants: Mapping[str, float]) -> Floats:
     """Eq. final_prediction: p(Y_k | x, k) s_k(x)."""
     pairs = zip(evidence.logits, evidence.distances, strict=True)
-    return np.concatenate([log_class_probabilities(x) + log_coefficient(md) for x, md in pairs], axis=1)
+    return np.concatenate([log_class_probabilities(x, constants) + log_coefficient(md) for x, md in pairs], axis=1)
 
 
-def product(evidence: Evidence, constants: dict[str, float]) -> Floats:
+def product(evidence: Evidence, constants: Mapping[str, float]) -> Floats:
     """The paper's score times the frozen backbone's class likelihood to the power `frozen_weight`."""
     return paper(evidence, constants) + constants["frozen_weight"] * log_likelihood(evidence.frozen)
 
@@ -82,17 +87,17 @@ def log_likelihood(distances: Floats) -> Floats:
     return -0.5 * distances**2
 
 
-def frozen(evidence: Evidence, constants: dict[str, float]) -> Floats:
+def frozen(evidence: Evidence, constants: Mapping[str, float]) -> Floats:
     """Streaming LDA: the frozen backbone alone. The floor that MORE has to beat."""
     return log_likelihood(evidence.frozen)
 
 
-def logits(evidence: Evidence, constants: dict[str, float]) -> Floats:
+def logits(evidence: Evidence, constants: Mapping[str, float]) -> Floats:
     """Eq. cil_pred: the concatenated outputs of the heads, as plain HAT predicts."""
     return np.concatenate([x[:, :-1] for x in evidence.logits], axis=1)
 
 
-RULES: dict[str, Callable[[Evidence, dict[str, float]], Floats]] = {
+RULES: dict[str, Callable[[Evidence, Mapping[str, float]], Floats]] = {
     "paper": paper,
     "product": product,
     "plain": plain,

@@ -5,8 +5,6 @@ therefore never stops at a problem: it collects all of them and raises one `Batc
 """
 
 import hashlib
-import re
-import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
@@ -15,15 +13,8 @@ from functools import cached_property
 from models.durable import sha256_bytes
 from models.errors import BatchError, ImageError, UnsupportedImage
 from models.images import read_image
-
-# So many of a kind are named; ten show the pattern, ten thousand hide it.
-NAMED = 10
-
-RESERVED = "ood"  # every head's last output
-# Control characters, lone surrogates (a file name that is not UTF-8), line and paragraph separators.
-_REFUSED_CATEGORIES = {"Cc", "Cs", "Zl", "Zp"}
-# They reorder the text around them, so that a name reads as another one.
-_REFUSED_CHARACTERS = set("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+from tasks.class_names import MAX_NAME, NAMED, canonical, confusion_problems, name_problems
+from tasks.class_names import shown as shown  # what lists a source's problems finds it here
 
 
 @dataclass(frozen=True)
@@ -81,7 +72,7 @@ class BatchLimits:
     max_classes: int = 200
     max_images: int = 20_000
     max_bytes: int = 2 * 1024**3
-    max_name: int = 64
+    max_name: int = MAX_NAME
 
 
 DEFAULT_LIMITS = BatchLimits()
@@ -182,26 +173,7 @@ class BatchCheck:
 
     def _name_problems(self) -> list[str]:
         problems = [line for label in self._spellings for line in name_problems(label, self._limits.max_name)]
-        known = {confusable_key(name): name for name in self._known}
-        alike: dict[str, list[str]] = defaultdict(list)
-        for label in self._spellings:
-            key = confusable_key(label)
-            alike[key].append(label)
-            if key in known and canonical(label) not in self._known:
-                problems.append(
-                    f"class {shown(label)} differs from the known class {shown(known[key])} only in case, spaces or "
-                    "Unicode form: write it the same way, or choose a clearly different name"
-                )
-        for labels in alike.values():
-            if len(labels) > 1:
-                # Two Unicode forms of one name look the same on a screen: spell the code points out.
-                same_look = len({canonical(label) for label in labels}) == 1
-                names = " and ".join(ascii(label) if same_look else shown(label) for label in labels[:NAMED])
-                problems.append(
-                    f"classes {names} differ only in case, spaces or Unicode form: put their images in one class, "
-                    "or choose clearly different names"
-                )
-        return problems
+        return [*problems, *confusion_problems(self._spellings, self._known)]
 
     def _count_problems(self) -> list[str]:
         problems = []
@@ -241,39 +213,6 @@ class BatchCheck:
         if self._bytes > limits.max_bytes:
             problems.append(f"{self._bytes} bytes are more than the limit of {limits.max_bytes}: {remedy}")
         return problems
-
-
-def canonical(label: str) -> str:
-    """The class that a label means: macOS hands out decomposed file names, and a space at the end is never seen."""
-    return unicodedata.normalize("NFC", label).strip()
-
-
-def confusable_key(label: str) -> str:
-    """Equal for names that people take for one another: case, spaces, invisible characters, Unicode form."""
-    seen = "".join(c for c in unicodedata.normalize("NFKC", label) if unicodedata.category(c) != "Cf")
-    return unicodedata.normalize("NFKC", " ".join(seen.split()).casefold())
-
-
-def name_problems(label: str, max_name: int = BatchLimits.max_name) -> list[str]:
-    """What keeps a label from being a class name, a line a problem."""
-    name = canonical(label)
-    if not confusable_key(label):
-        return [f"class name {shown(label)} is blank: give the class a name"]
-    problems = []
-    if name.startswith(".") or "/" in name or "\\" in name or re.match(r"[A-Za-z]:", name):
-        problems.append("is a path or starts with a dot: use a plain name with no slash, drive or leading dot")
-    if any(unicodedata.category(c) in _REFUSED_CATEGORIES or c in _REFUSED_CHARACTERS for c in label):
-        problems.append("holds control characters or is not valid text: remove them")
-    if confusable_key(label) == RESERVED:
-        problems.append("is reserved for what is not known: choose another name")
-    if len(name) > max_name:
-        problems.append(f"has {len(name)} characters, more than {max_name}: shorten it")
-    return [f"class name {shown(label)} {problem}" for problem in problems]
-
-
-def shown(text: str, longest: int = 120) -> str:
-    """A name for a message: quoted, on one line whatever it holds, and cut when somebody sent a novel."""
-    return repr(text if len(text) <= longest else text[: longest - 1] + "…")
 
 
 def fold(lines: list[str], rest: str) -> list[str]:

@@ -5,7 +5,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+import trainer.back_update
 import trainer.learner
+from models.gaussians import Gaussians
 from models.model import Head, TaskModel
 from tests.tiny import TinyImages, class_tasks, learn_tasks, quiet, tiny_learner, tiny_settings
 from trainer.back_update import back_update
@@ -30,12 +32,19 @@ def head() -> Head:
 OWN = np.concatenate([around([2, 0, 0], 15, 0), around([-2, 0, 0], 15, 1)])
 LABELS = np.repeat([0, 1], 15).astype(np.int64)
 OTHERS = around([1, 3, 0], 40, 2)  # they look like the first class, but for the second axis
+GAUSSIANS = Gaussians.fit(OWN, LABELS, 2)
 
 
 def update(
     head: Head, own: Array = OWN, others: Array = OTHERS, seed: int = 0, settings: LearnerSettings = SETTINGS
 ) -> Head:
-    return back_update(head, own, LABELS[: len(own)], others, settings, np.random.default_rng(seed))
+    return back_update(head, GAUSSIANS, own, LABELS[: len(own)], others, settings, np.random.default_rng(seed))
+
+
+def draws(count: int, seed: int) -> tuple[Array, NDArray[np.int64]]:
+    """Samples of the head's own classes that no memory keeps."""
+    labels = np.repeat([0, 1], count).astype(np.int64)
+    return GAUSSIANS.sample(labels, np.random.default_rng(seed)).astype(np.float32), labels
 
 
 def test_an_earlier_head_learns_to_call_the_new_task_ood(head: Head) -> None:
@@ -49,8 +58,68 @@ def test_an_earlier_head_learns_to_call_the_new_task_ood(head: Head) -> None:
 def test_own_images_stay_themselves_when_others_outnumber_them_twenty_to_one(head: Head) -> None:
     own = np.concatenate([OWN[:3], OWN[15:18]])
     labels = np.repeat([0, 1], 3).astype(np.int64)
-    after = back_update(head, own, labels, around([1, 3, 0], 120, 4), SETTINGS, np.random.default_rng(0))
+    others = around([1, 3, 0], 120, 4)
+    after = back_update(head, GAUSSIANS, own, labels, others, SETTINGS, np.random.default_rng(0))
     assert (after.logits(OWN).argmax(axis=1) == LABELS).mean() > 0.95
+
+
+def test_a_head_trained_on_draws_alone_knows_its_classes(head: Head) -> None:
+    own, labels = draws(15, 0)
+    after = back_update(head, GAUSSIANS, own, labels, OTHERS, SETTINGS, np.random.default_rng(0))
+    fresh, truth = draws(200, 1)
+    assert (after.logits(fresh).argmax(axis=1) == truth).mean() > 0.95
+    assert (after.logits(OTHERS).argmax(axis=1) == 2).mean() > 0.95
+
+
+def test_draws_make_up_for_a_memory_that_has_hardly_an_image_left(head: Head) -> None:
+    """One image a class, both at odds with their class along an axis: without draws that axis decides."""
+    own = np.array([[2, 0, 3], [-2, 0, 3]], np.float32)
+    others = around([1, 3, 0], 40, 5)
+    with_draws, without = (
+        back_update(head, gaussians, own, np.arange(2), others, SETTINGS, np.random.default_rng(0))
+        for gaussians in (GAUSSIANS, Gaussians(own.astype(float), np.ones(2, np.int64), np.eye(3), np.full(3, 1e-9)))
+    )
+    fresh, truth = draws(200, 1)
+    accuracies = [(one.logits(fresh).argmax(axis=1) == truth).mean() for one in (with_draws, without)]
+    assert accuracies[0] > 0.95
+    assert accuracies[0] >= accuracies[1]
+
+
+@pytest.mark.parametrize("count", range(1, 18))
+def test_no_draw_is_taken_for_one_of_the_others_whatever_the_last_batch_holds(head: Head, count: int) -> None:
+    """A batch of 16 is 8 and 8; of so many others the last one holds 1 to 8. Draws far away would show."""
+    far = Gaussians(GAUSSIANS.means, GAUSSIANS.counts, np.zeros((0, 3)), np.zeros(0))
+    own, labels = np.concatenate([OWN[:1], OWN[15:16]]), np.arange(2)
+    seen: list[tuple[Array, list[int]]] = []
+
+    def sample(self: Gaussians, classes: NDArray[np.integer], rng: np.random.Generator) -> NDArray[np.float64]:
+        return np.tile([0.0, 0.0, 77.0], (len(classes), 1))
+
+    def recording(logits: Any, target: Any) -> Any:
+        seen.append((inputs[-1], target.tolist()))
+        return cross_entropy(logits, target)
+
+    def linear(batch: Any, *rest: Any) -> Any:
+        inputs.append(batch.numpy().copy())
+        return plain_linear(batch, *rest)
+
+    inputs: list[Array] = []
+    functional = trainer.back_update.F
+    cross_entropy, plain_linear = functional.cross_entropy, functional.linear
+    settings = tiny_settings(back_epochs=1, back_batch=16, back_learning_rate=1e-6)
+    with (
+        patch.object(Gaussians, "sample", sample),
+        patch.object(functional, "cross_entropy", recording),
+        patch.object(functional, "linear", linear),
+    ):
+        back_update(head, far, own, labels, around([1, 3, 0], count, 6), settings, np.random.default_rng(0))
+    assert sum(len(target) for _, target in seen) == 2 * max(count, 2)
+    for batch, target in seen:
+        drawn = batch[:, 2] == 77
+        mine = np.array(target) != 2
+        assert mine.sum() * 2 == len(target)
+        assert drawn.sum() == mine.sum() // 2
+        assert not (drawn & ~mine).any()
 
 
 def test_a_head_with_nothing_to_be_told_apart_from_stays_as_it_is(head: Head) -> None:
@@ -75,12 +144,14 @@ def test_the_head_that_came_in_is_not_changed(head: Head) -> None:
     assert not np.array_equal(after.weight, weight)
 
 
-def test_a_single_step_is_half_own_and_half_others(head: Head) -> None:
+def test_a_single_step_is_a_quarter_memory_a_quarter_draws_and_half_others(head: Head) -> None:
     """One epoch of one batch, no momentum: the gradient of Eq. backward worked out in numpy."""
     settings = tiny_settings(back_epochs=1, back_learning_rate=0.1, back_batch=8, momentum=0.0)
-    own, others = OWN[:4], OTHERS[:4]
-    after = update(head, own, others, settings=settings)
-    x = np.concatenate([own, others]).astype(np.float64)
+    own, others = np.repeat(OWN[:1], 4, axis=0), OTHERS[:4]  # alike, so that it does not matter which are replaced
+    with patch.object(Gaussians, "sample", lambda self, classes, rng: self.means[classes]):
+        after = update(head, own, others, settings=settings)
+    drawn = np.repeat(GAUSSIANS.means[:1].astype(np.float32), 2, axis=0)
+    x = np.concatenate([drawn, own[:2], others]).astype(np.float64)
     logits = head.logits(x)
     p = np.exp(logits - logits.max(1, keepdims=True))
     p /= p.sum(1, keepdims=True)
@@ -93,11 +164,13 @@ def test_every_earlier_head_is_updated_on_its_own_tasks_features() -> None:
     """The research code takes the first task's features for every head."""
     learner = tiny_learner(memory=9)
     parent = learn_tasks(learner, class_tasks([2, 1]))[-1]
-    calls: list[tuple[Head, Array, NDArray[np.int64], Array]] = []
+    calls: list[tuple[Head, Gaussians, Array, NDArray[np.int64], Array]] = []
 
-    def recording(head: Head, own: Array, labels: NDArray[np.int64], others: Array, *rest: Any) -> Head:
-        calls.append((head, own, labels, others))
-        return back_update(head, own, labels, others, *rest)
+    def recording(
+        head: Head, gaussians: Gaussians, own: Array, labels: NDArray[np.int64], others: Array, *rest: Any
+    ) -> Head:
+        calls.append((head, gaussians, own, labels, others))
+        return back_update(head, gaussians, own, labels, others, *rest)
 
     new = TinyImages().batch(["new"], count=30)
     with patch.object(trainer.learner, "back_update", recording):
@@ -106,8 +179,9 @@ def test_every_earlier_head_is_updated_on_its_own_tasks_features() -> None:
     memory = parent.samples.memory
     trained_on = [key for key in new["new"] if key not in held_out]
     assert len(calls) == 2
-    for task, (head, own, labels, others) in zip(parent.model.tasks, calls, strict=True):
+    for task, (head, gaussians, own, labels, others) in zip(parent.model.tasks, calls, strict=True):
         assert head is task.head
+        assert gaussians is task.gaussians
 
         def z(keys: list[str], task: TaskModel = task) -> set[bytes]:
             features = np.concatenate([learner.tokens.features([key], tensors_of(task)) for key in keys])

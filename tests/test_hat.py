@@ -22,11 +22,8 @@ def test_the_temperature_rises_in_equal_steps_from_one_over_smax_to_smax() -> No
     assert hat.temperature(10, 11) == pytest.approx(500)
 
 
-@pytest.mark.xfail(
-    strict=True, reason="BUG: with one step an epoch s stays at 1/smax and no mask is ever hard in training"
-)
 def test_the_last_step_of_an_epoch_has_hard_masks_even_when_it_is_the_only_one() -> None:
-    # A task of 2 classes with 5 images each is one step of 16: every mask is sigmoid(e / 500), which is one half.
+    # At 1/smax every mask would be sigmoid(e / 500), which is one half, and none would ever be trained as it is used.
     assert hat.temperature(0, 1) == pytest.approx(500)
 
 

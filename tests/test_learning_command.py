@@ -23,7 +23,7 @@ from models.store import VersionStore
 from openworld.cli import main
 from tests.pictures import write_classes
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
 ENVIRONMENT = {
     "OPENWORLD_BACKBONE": "tf_efficientnet_lite0",
@@ -59,18 +59,13 @@ def tree(folder: Path) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def environment() -> Iterator[None]:
+def environment(torch_as_it_was: None) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for name in [name for name in os.environ if name.startswith("OPENWORLD_")]:
             patch.delenv(name)
         for name, value in ENVIRONMENT.items():
             patch.setenv(name, value)
-        threads = torch.get_num_threads()
         yield
-    # Learning sets these up for its whole process, which here goes on with other tests.
-    torch.set_num_threads(threads)
-    torch.use_deterministic_algorithms(False)
-    torch.set_flush_denormal(False)
 
 
 @pytest.fixture(scope="module")
@@ -190,6 +185,58 @@ def test_more_images_of_a_known_class_make_a_version_with_no_new_head(
     assert result["tasks"] == [["green", "red"]]
     assert result["metrics"]["images_a_class"] == {"red": 4}
     assert "more of red" in run("versions", "--data", data)[1]
+
+
+def counts_of(data: Path, version: int) -> list[int]:
+    """Images that each class of the first task was learned from."""
+    counts: list[int] = VersionStore(data).load(version).tensors["task.0.gaussians.counts"].tolist()
+    return counts
+
+
+def test_a_folder_that_grew_by_one_picture_counts_the_old_ones_once(
+    data: Path, batches: SimpleNamespace, tmp_path: Path, run: Run
+) -> None:
+    grown = Path(shutil.copytree(batches.first, tmp_path / "grown"))
+    (grown / "red" / "late.jpg").write_bytes(coloured("red", 200))
+    code, _, err = run("learn", grown, "--data", data)
+    assert code == 0, err
+    assert counts_of(data, 1) == [6, 6]
+    assert counts_of(data, 2) == [6, 7]
+    seen = VersionStore(data).load(2).samples["seen"]
+    assert {name: len(set(keys)) for name, keys in seen.items()} == {"green": 6, "red": 7}
+    assert {name: len(keys) for name, keys in seen.items()} == {"green": 6, "red": 7}
+
+
+def test_a_part_of_what_was_learned_is_said_to_be_learned_already(
+    first: Path, batches: SimpleNamespace, tmp_path: Path, run: Run
+) -> None:
+    before = tree(first)
+    part = write_classes(tmp_path / "part", {"red": [coloured("red", n) for n in range(3)]})
+    code, _, err = run("learn", part, "--data", first)
+    assert code == 2
+    assert "every image of this batch is learned already" in err
+    assert tree(first) == before
+
+
+def test_an_image_that_was_learned_under_another_label_is_refused(first: Path, tmp_path: Path, run: Run) -> None:
+    before = tree(first)
+    clash = write_classes(tmp_path / "clash", {"cherry": [coloured("red", 0), coloured("red", 300)]})
+    code, _, err = run("learn", clash, "--data", first)
+    assert code == 2
+    assert "is 'cherry' here, but was learned as 'red'" in " ".join(err.split())
+    assert tree(first) == before
+
+
+def test_a_second_task_follows_the_rule_that_it_is_given(
+    data: Path, batches: SimpleNamespace, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENWORLD_ADAPTED_BLOCKS", "")  # empty is as good as unset
+    code, _, err = run("learn", batches.second, "--data", data, "--rule", "paper", "--gate-auc", "1")
+    assert code == 0, err
+    store = VersionStore(data)
+    assert store.manifest(1).rule["name"] == "product"
+    assert store.manifest(2).rule == {"name": "paper", "constants": {}}
+    assert store.manifest(2).settings["adapted_blocks"] is None
 
 
 def test_two_runs_give_the_same_bytes(

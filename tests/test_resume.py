@@ -14,7 +14,7 @@ from models.store import VersionStore
 from openworld.cli import main
 from tests.pictures import picture, write_classes
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
 EPOCHS = 16
 ENVIRONMENT = {
@@ -36,19 +36,14 @@ sys.exit(main(sys.argv[1:]))
 
 
 @pytest.fixture(scope="module", autouse=True)
-def environment() -> Iterator[None]:
+def environment(torch_as_it_was: None) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for name in [name for name in os.environ if name.startswith("OPENWORLD_")]:
             patch.delenv(name)
         for name, value in ENVIRONMENT.items():
             patch.setenv(name, value)
         patch.setattr("trainer.publishing.export", lambda backbone: {})
-        threads = torch.get_num_threads()
         yield
-    # Learning sets these up for its whole process, which here goes on with other tests.
-    torch.set_num_threads(threads)
-    torch.use_deterministic_algorithms(False)
-    torch.set_flush_denormal(False)
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +85,7 @@ def kill_in(phase: str, command: list[str], data: Path) -> None:
     assert process.wait() == -signal.SIGKILL
 
 
-@pytest.mark.parametrize("phase", ["task 1", "fold 2 of 2"])
+@pytest.mark.parametrize("phase", ["task 1", "task 1, fold 2 of 2"])
 def test_a_killed_training_ends_with_the_same_bytes(
     phase: str, batch: Path, undisturbed: dict[str, bytes], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

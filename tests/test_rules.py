@@ -175,7 +175,6 @@ def test_before_anything_is_learned_everything_is_novel() -> None:
     assert answers[0].p_novel == 1
 
 
-@pytest.mark.xfail(strict=True, reason="BUG: NaN < threshold is False, so an image with a broken score gets a label")
 def test_a_score_that_is_not_a_number_is_never_a_known_class() -> None:
     evidence = Evidence([np.array([[np.nan, 0.0]])], [np.ones((1, 1))], np.ones((1, 1)))
     calibration = Calibration(np.zeros(1), np.zeros(1), np.array([[1.0, 0.5]]))
@@ -203,9 +202,6 @@ def test_the_calibrated_score_by_hand() -> None:
     assert calibration.calibrated(np.array([0.0, 1.0, 1.5, 2.0, 9.0])).tolist() == [0, 0.125, 0.25, 0.5, 1]
 
 
-@pytest.mark.xfail(
-    strict=True, reason="BUG: an interpolated quantile lies above the lowest score, so few images lose one more"
-)
 @quick
 @given(scores_of_known, st.floats(0.51, 0.99))
 def test_the_threshold_accepts_at_least_the_wanted_share(scores: Floats, accept: float) -> None:
@@ -218,7 +214,8 @@ def test_the_threshold_accepts_at_least_the_wanted_share(scores: Floats, accept:
 def test_with_many_scores_the_threshold_accepts_the_wanted_share(seed: int, accept: float, count: int) -> None:
     scores = np.random.default_rng(seed).normal(size=count)
     calibration = Calibration.fit(scores, [np.ones(3)], accept)
-    assert (scores >= calibration.threshold[0]).mean() == pytest.approx(accept, abs=1.01 / count)
+    share = (scores >= calibration.threshold[0]).mean()
+    assert accept - 1e-9 <= share < accept + 2 / count  # the image at the quantile and the one below it at most
     assert len(calibration.reference) == REFERENCE_POINTS
     assert calibration.calibrated(calibration.threshold)[0] == pytest.approx(1 - accept, abs=0.01)
 

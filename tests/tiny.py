@@ -34,6 +34,7 @@ TINY_SETTINGS: dict[str, Any] = {
     "bottleneck": 6,
     "epochs": 2,
     "batch": 4,
+    "min_steps": 3,
     "memory": 12,
     "back_epochs": 2,
     "hold_out_from": 2,  # hold out, so that a task is one training and not four

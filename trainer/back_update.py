@@ -45,7 +45,8 @@ def back_update(
             part = slice(start, start + half)
             index = np.concatenate([mine[part], theirs[part]])
             batch = features[index]
-            batch[: half // 2] = drawn[part][: half // 2]
+            replaced = len(mine[part]) // 2
+            batch[:replaced] = drawn[part][:replaced]
             logits = F.linear(torch.from_numpy(batch), weight, bias)
             loss = F.cross_entropy(logits, torch.from_numpy(labels[index]))
             optimiser.zero_grad()

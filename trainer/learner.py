@@ -224,7 +224,7 @@ class Learner:
         features = self.features(model, keys)
         after = held_out_evidence(model, features, samples.held_out)
         column = {name: c for c, name in enumerate(model.classes)}
-        model = replace(model, rule=fit_rule(self.settings, after, np.array([column[label] for label in labels])))
+        model = replace(model, rule=fit_rule(self.settings.rule, after, np.array([column[label] for label in labels])))
         scores = model.rule.log_scores(after).max(axis=1)
         own: list[NDArray[np.float64]] = [
             after.distances[k][np.array([label in task.classes for label in labels])].min(axis=1)

@@ -39,7 +39,6 @@ class LearnerSettings(BaseSettings):
     back_learning_rate: float = Field(0.01, gt=0)
     back_batch: int = Field(16, ge=2)
     rule: Literal["paper", "product"] = Field("product", description="how evidence becomes an answer")
-    frozen_weight: float | None = Field(None, ge=0, description="power of the frozen likelihood; empty: fitted")
     accept: float = Field(0.95, gt=0.5, lt=1, description="share of known images that the threshold accepts")
     hold_out: float = Field(0.1, gt=0, lt=0.5, description="share of a task held out for calibration and the gate")
     hold_out_from: int = Field(50, ge=2, description="with fewer images in a class, cross-fit instead of holding out")

@@ -13,8 +13,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from benchmarks.accuracy.data import ImageSet, Stream
-from benchmarks.accuracy.report import machine, markdown, write
+from benchmarks.accuracy.report import markdown, write
 from benchmarks.accuracy.run import METHODS, run
+from benchmarks.machine import machine
 from models.backbone import open_backbone
 from trainer.compute import set_up_torch
 from trainer.events import Event

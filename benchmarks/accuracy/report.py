@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import platform
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +18,6 @@ OVERLAP = (
     "The backbone saw ImageNet-1k, whose classes overlap with the test set's: the figures compare methods with each "
     "other in this run, not with published ones, which use a backbone cleaned of those classes."
 )
-
-
-def machine() -> dict[str, Any]:
-    """Where the figures were measured."""
-    model = ""
-    if Path("/proc/cpuinfo").exists():
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
-    return {"cpu": model or platform.processor(), "cores": os.cpu_count(), "python": platform.python_version()}
 
 
 def write(out: Path, facts: dict[str, Any], results: dict[str, Result]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -14,11 +13,12 @@ from benchmarks.accuracy.metrics import Result, Step, measure
 from models.backbone import Backbone
 from models.evidence import Features, gather
 from models.model import Head, Model
-from models.rules import Rule
 from trainer.checkpoint import Checkpoint
 from trainer.events import Event, Progress
+from trainer.judging import held_out_evidence
 from trainer.learner import Learner, tensors_of
 from trainer.memory import Samples
+from trainer.rule_fit import fit_rule
 from trainer.settings import LearnerSettings
 from trainer.tokens import Tokens
 
@@ -101,13 +101,19 @@ def _train(
                 "max": model.shared.used_ratio,
             }
         )
+        held_out = learner.features(model, [sample.key for sample in samples.held_out])
         for name, method in methods.items():
-            steps[name].append(_score(model, first_heads, features, method))
+            steps[name].append(_score(model, first_heads, features, held_out, samples, method))
     return steps, capacity
 
 
-def _score(model: Model, first_heads: dict[int, Head], features: Features, method: Method) -> Step:
+def _score(
+    model: Model, first_heads: dict[int, Head], features: Features, held_out: Features, samples: Samples, method: Method
+) -> Step:
+    """The test images under the method, whose rule is fitted on the held-out images as the product's is."""
     if not method.back_updated:
         model = model.with_heads(first_heads)
-    model = replace(model, rule=Rule(method.rule, model.rule.constants))
-    return Step(model.rule.log_scores(gather(model, features)), model.task_of_class)
+    column = {name: c for c, name in enumerate(model.classes)}
+    columns = np.array([column[sample.label] for sample in samples.held_out])
+    rule = fit_rule(method.rule, held_out_evidence(model, held_out, samples.held_out), columns)
+    return Step(rule.log_scores(gather(model, features)), model.task_of_class)
