@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save
 from timm.data.config import resolve_model_data_config
-from timm.models.vision_transformer import VisionTransformer
+from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
 from models.durable import sha256_bytes, sha256_file, write_durable
@@ -81,7 +81,7 @@ def _create(
         source=resolved.source,
         weights_sha256=sha256_bytes(data),
         adapted_blocks=adapted_blocks or default_adapted_blocks(model),
-        dimensions=int(model.num_features),
+        dimensions=int(getattr(model, "head_hidden_size", model.num_features)),
         preprocessing=_preprocessing(model),
     )
     backbone = build(spec, resolved.state)  # before anything is written: a backbone that cannot be cut leaves no trace
@@ -138,8 +138,11 @@ def _cut_transformer(spec: BackboneSpec, model: Any) -> Backbone:
     total, adapted = len(model.blocks), spec.adapted_blocks
     if not 1 <= adapted <= total:
         raise BackboneError(f"OPENWORLD_ADAPTED_BLOCKS is {adapted}, but {spec.name} has blocks 1 to {total}")
-    if model.cls_token is None or model.num_prefix_tokens != 1 or model.no_embed_class or model.global_pool != "token":
+    plain = model.num_prefix_tokens == 1 and model.global_pool == "token"
+    if model.cls_token is None or not plain or model.no_embed_class or model.dynamic_img_size:
         raise BackboneError(f"{spec.name} is not a ViT with one CLS token as its feature; take one like {'deit_*'!r}")
+    if not all(isinstance(block, Block) for block in model.blocks) or not isinstance(model.norm, nn.LayerNorm):
+        raise BackboneError(f"{spec.name} is not built of plain blocks and a final norm; take one like {'deit_*'!r}")
     blocks, norms = [], []
     for block in model.blocks[total - adapted :]:
         attention = block.attn

@@ -115,6 +115,8 @@ class Gaussians:
 
     def distances(self, features: NDArray[np.floating]) -> Floats:
         """Mahalanobis distance of each feature (n, d) to each class: (n, C)."""
+        if len(self.means) == 0:
+            return np.zeros((len(features), 0))
         scale, floor = self._spectrum()
         # Seen from the middle of the means: squares of large numbers that are nearly equal would lose their digits.
         centre = self.means.mean(axis=0)

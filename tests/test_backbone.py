@@ -20,6 +20,7 @@ torch = pytest.importorskip("torch")
 timm = pytest.importorskip("timm")
 
 from safetensors.torch import load_file, save_file  # noqa: E402 (they need torch)
+from timm.models.vision_transformer import ParallelThingsBlock  # noqa: E402
 
 from models import weights  # noqa: E402
 from models.backbone import Backbone, open_backbone  # noqa: E402
@@ -268,6 +269,56 @@ def test_only_a_transformer_with_one_cls_token_is_cut(name: str, tmp_path: Path)
         assert "is not a ViT with one CLS token" in refused(tmp_path, name, tmp_path / "w.safetensors")
 
 
+CREATE = timm.create_model
+VARIANTS: dict[str, dict[str, Any]] = {
+    "queries are normalised": {"qk_norm": True},
+    "no qkv bias": {"qkv_bias": False},
+    "average pooled": {"global_pool": "avg"},
+    "no position for CLS": {"no_embed_class": True},
+    "register tokens": {"reg_tokens": 4},
+    "any image size": {"dynamic_img_size": True},
+    "parallel blocks": {"block_fn": ParallelThingsBlock},
+    "no final norm": {"final_norm": False},
+}
+
+
+def cut_variant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> Backbone:
+    """A small ViT of another make under DeiT's name."""
+    small = {"embed_dim": 48, "depth": 2, "num_heads": 2, **changes}
+    monkeypatch.setattr(timm, "create_model", lambda name, pretrained=False: CREATE(name, **small))
+    save_file(timm.create_model(DEIT).state_dict(), tmp_path / "w.safetensors")
+    return open_backbone(tmp_path / "data", DEIT, tmp_path / "w.safetensors")
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_transformer_that_would_be_cut_wrongly_is_refused(
+    variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(BackboneError, match=DEIT):
+        cut_variant(tmp_path, monkeypatch, **VARIANTS[variant])
+    assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.parametrize("changes", [{"init_values": 0.1}, {"pre_norm": True}, {"num_classes": 0}, {"img_size": 64}])
+def test_a_variant_that_is_cut_gives_timms_own_feature(
+    changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    backbone = cut_variant(tmp_path, monkeypatch, **changes)
+    size = changes.get("img_size", 224)
+    pixels = torch.randn(2, 3, size, size)
+    expected = timms_feature(DEIT, tmp_path / "w.safetensors", pixels)
+    torch.testing.assert_close(feature(backbone, pixels), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["resnet10t", "convnext_atto", "mobilenetv3_small_050"])
+def test_a_cnns_dimensions_are_those_of_its_feature(name: str, tmp_path: Path) -> None:
+    model = timm.create_model(name)
+    save_file(model.state_dict(), tmp_path / "w.safetensors")
+    backbone = open_backbone(tmp_path / "data", name, tmp_path / "w.safetensors")
+    assert feature(backbone, torch.zeros(1, 3, 64, 64)).shape == (1, backbone.spec.dimensions)
+
+
 # That the cut is exact
 
 
@@ -300,11 +351,13 @@ def test_the_frozen_task_gives_timms_own_feature(kind: str, blocks: int, deit_fi
     torch.testing.assert_close(feature(backbone, pixels), timms_feature(DEIT, file, pixels), rtol=1e-4, atol=1e-4)
 
 
-def test_the_backbone_is_frozen(folder: Path) -> None:
-    backbone = open_backbone(folder)
+@pytest.mark.parametrize("name", [DEIT, LITE])
+def test_the_backbone_is_frozen(name: str, folder: Path, tmp_path: Path) -> None:
+    backbone = open_backbone(folder if name == DEIT else tmp_path, name)
     for module in (backbone.trunk, backbone.blocks):
         assert not any(parameter.requires_grad for parameter in module.parameters())
-        assert not module.training or not list(module.children())
+        moody = [part for part in module.modules() if isinstance(part, torch.nn.Dropout | torch.nn.BatchNorm2d)]
+        assert not any(part.training for part in moody)
 
 
 def test_the_offline_default_gives_finite_features_that_differ_between_images(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 
 from models.evidence import Evidence
 from models.rules import Rule
-from tests.tiny import class_tasks, learn_tasks, tiny_learner, tiny_settings
+from tests.tiny import class_tasks, learn_tasks, tiny_learner
 from trainer.rule_fit import FROZEN_WEIGHTS, fit_rule
 
 quick = settings(max_examples=20, deadline=None)
@@ -31,7 +31,7 @@ def held_out(seed: int, heads_know: bool, frozen_knows: bool) -> tuple[Evidence,
 @quick
 @given(seeds)
 def test_frozen_evidence_that_alone_knows_gets_a_large_weight(seed: int) -> None:
-    rule = fit_rule(tiny_settings(), *held_out(seed, heads_know=False, frozen_knows=True))
+    rule = fit_rule("product", *held_out(seed, heads_know=False, frozen_knows=True))
     assert rule.name == "product"
     assert rule.constants["frozen_weight"] >= 0.5
 
@@ -39,7 +39,7 @@ def test_frozen_evidence_that_alone_knows_gets_a_large_weight(seed: int) -> None
 @quick
 @given(seeds)
 def test_frozen_evidence_that_is_noise_gets_a_small_weight(seed: int) -> None:
-    rule = fit_rule(tiny_settings(), *held_out(seed, heads_know=True, frozen_knows=False))
+    rule = fit_rule("product", *held_out(seed, heads_know=True, frozen_knows=False))
     assert rule.constants["frozen_weight"] <= 0.05
 
 
@@ -48,24 +48,34 @@ def test_frozen_evidence_that_is_noise_gets_a_small_weight(seed: int) -> None:
 def test_the_fitted_weight_is_one_of_those_measured_and_never_loses_to_the_smallest(seed: int, scale: float) -> None:
     evidence, columns = held_out(seed, heads_know=True, frozen_knows=True)
     evidence = Evidence(evidence.logits, evidence.distances, evidence.frozen * np.sqrt(scale))
-    rule = fit_rule(tiny_settings(), evidence, columns)
+    rule = fit_rule("product", evidence, columns)
     assert rule.constants["frozen_weight"] in FROZEN_WEIGHTS
     fitted, smallest = (
         (one.log_scores(evidence).argmax(axis=1) == columns).mean()
-        for one in (rule, Rule("product", {"frozen_weight": FROZEN_WEIGHTS[0]}))
+        for one in (rule, Rule("product", {"temperature": 1.0, "frozen_weight": FROZEN_WEIGHTS[0]}))
     )
     assert fitted >= smallest - 0.05
 
 
-@pytest.mark.parametrize("weight", [0.0, 0.3, 7.0])
-def test_a_weight_that_was_set_is_not_fitted(weight: float) -> None:
-    case = held_out(0, heads_know=True, frozen_knows=False)
-    assert fit_rule(tiny_settings(frozen_weight=weight), *case) == Rule("product", {"frozen_weight": weight})
+@pytest.mark.parametrize("name", ["plain", "paper", "product"])
+def test_heads_that_are_too_sure_of_themselves_are_cooled(name: str) -> None:
+    """Wrong on four images of ten, and sixteen times as loud about it."""
+    rng = np.random.default_rng(0)
+    evidence, columns = held_out(0, heads_know=True, frozen_knows=True)
+    wrong = rng.random(N) < 0.4
+    logits = [np.where(wrong[:, None], rng.normal(0, 1, x.shape), x / 4) for x in evidence.logits]
+    calm, sure = (
+        fit_rule(name, Evidence([x * factor for x in logits], evidence.distances, evidence.frozen), columns)
+        for factor in (1.0, 16.0)
+    )
+    assert sure.constants["temperature"] > calm.constants["temperature"]
 
 
-def test_the_rule_paper_has_no_constants() -> None:
+def test_a_rule_without_constants_has_nothing_to_fit() -> None:
     case = held_out(0, heads_know=False, frozen_knows=True)
-    assert fit_rule(tiny_settings(rule="paper", frozen_weight=0.3), *case) == Rule("paper")
+    assert fit_rule("frozen", *case) == Rule("frozen")
+    assert fit_rule("logits", *case) == Rule("logits")
+    assert set(fit_rule("paper", *case).constants) == {"temperature"}
 
 
 @pytest.mark.parametrize("rule", ["paper", "product"])

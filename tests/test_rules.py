@@ -71,6 +71,17 @@ def test_a_product_with_no_frozen_weight_is_the_paper(seed: int, counts: list[in
 
 
 @quick
+@given(seeds, tasks, st.sampled_from([0.5, 1.0, 4.0]), st.sampled_from(["paper", "plain", "product"]))
+def test_a_temperature_divides_every_logit_and_one_is_the_papers(
+    seed: int, counts: list[int], temperature: float, name: str
+) -> None:
+    evidence = random_evidence(seed, counts)
+    cooled = replace(evidence, logits=[x / temperature for x in evidence.logits])
+    scores = Rule(name, {**FROZEN_WEIGHT, "temperature": temperature}).log_scores(evidence)
+    np.testing.assert_allclose(scores, Rule(name, FROZEN_WEIGHT).log_scores(cooled), rtol=1e-12)
+
+
+@quick
 @given(seeds, tasks)
 def test_the_rule_plain_is_the_probabilities_alone(seed: int, counts: list[int]) -> None:
     evidence = random_evidence(seed, counts)

@@ -79,8 +79,12 @@ def grow(shared: SharedAdapters, settings: LearnerSettings) -> SharedAdapters:
 
 def work(data: TaskData, settings: LearnerSettings) -> int:
     """Images through the network in one fit, for the progress."""
-    images = max(len(data.keys), settings.min_steps * min(settings.batch, len(data.keys)))
-    return settings.epochs * images * (2 if data.replay else 1)
+    return settings.epochs * _passes(len(data.keys), settings) * len(data.keys) * (2 if data.replay else 1)
+
+
+def _passes(images: int, settings: LearnerSettings) -> int:
+    """How often an epoch goes over the images, so that s has enough steps to climb."""
+    return max(1, -(-settings.min_steps * min(settings.batch, images) // max(images, 1)))
 
 
 class _Network:
@@ -196,12 +200,8 @@ def _epoch(
     settings: LearnerSettings,
     rng: np.random.Generator,
 ) -> float:
-    """Pass over the new images, each batch with as many replayed ones as `ood`: Eq. ood_obj and Eq. hat_reg.
-
-    A small task is passed over more than once, so that s has enough steps to climb.
-    """
-    batch = min(settings.batch, len(data.keys))
-    passes = max(1, -(-settings.min_steps * batch // len(data.keys)))
+    """Pass over the new images, each batch with as many replayed ones as `ood`: Eq. ood_obj and Eq. hat_reg."""
+    batch, passes = min(settings.batch, len(data.keys)), _passes(len(data.keys), settings)
     order, losses = np.concatenate([rng.permutation(len(data.keys)) for _ in range(passes)]), []
     starts = range(0, len(order), batch)
     for step, start in enumerate(starts):

@@ -92,11 +92,17 @@ class Learner:
         """Announce the work ahead, in images, and do the part that everything else waits for: the trunk."""
         keys = [key for names in images.values() for key in names]
         replay = [key for names in samples.memory.values() for key in names]
-        count = sum(len(names) for names in new.values())
-        data = TaskData([""] * count, [], len(new), replay if self.settings.replay else [])
-        fits = 1 + (self.settings.folds - 1 if self._cross_fits(new) else 0)
         everything = sorted(samples.keys | set(keys))
-        progress.plan(len(everything) + fits * work(data, self.settings) + len(everything) * (len(parent.tasks) + 1))
+        passes = len(parent.tasks) + 1  # back-updating and evaluating look at about everything through every task
+        progress.plan(len(everything) * (1 + passes))
+        if new:
+            arriving = [key for names in new.values() for key in names]
+            data = TaskData(arriving, [], len(new), replay if self.settings.replay else [])
+            progress.plan(work(data, self.settings))
+            if self._cross_fits(new):
+                folds = self.settings.folds
+                part = data._replace(keys=arriving[: len(arriving) * (folds - 1) // folds])
+                progress.plan(folds * work(part, self.settings))
         seen = 0
 
         def done(n: int) -> None:
