@@ -10,8 +10,11 @@ from numpy.typing import NDArray
 from models.evidence import Evidence
 from models.rules import Rule, log_softmax
 
-TEMPERATURES = (1.0, 2.0, 4.0, 8.0, 16.0)
-FROZEN_WEIGHTS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+# The first of each is what most measured versions ask for; the others must do better by a margin. It is needed where
+# held-out images cannot tell: with one task a temperature changes no order of its classes, only how novelty is seen.
+TEMPERATURES = (8.0, 4.0, 16.0, 2.0, 1.0)
+FROZEN_WEIGHTS = (0.2, 0.1, 0.5, 0.05, 1.0, 0.02, 0.01)
+MARGIN = 1e-3  # nats an image
 CONSTANTS: dict[str, dict[str, tuple[float, ...]]] = {
     "plain": {"temperature": TEMPERATURES},
     "paper": {"temperature": TEMPERATURES},
@@ -25,7 +28,7 @@ def fit_rule(name: str, evidence: Evidence, columns: NDArray[np.int64]) -> Rule:
     grid = CONSTANTS.get(name, {})
     rules = [Rule(name, dict(zip(grid, values, strict=True))) for values in product(*grid.values())]
     losses = [_loss(rule.log_scores(evidence), columns) for rule in rules]
-    return rules[int(np.argmin(losses))]
+    return next(rule for rule, loss in zip(rules, losses, strict=True) if loss <= min(losses) + MARGIN)
 
 
 def _loss(log_scores: NDArray[np.float64], columns: NDArray[np.int64]) -> float:

@@ -51,7 +51,7 @@ class Stream:
 
     @classmethod
     def make(cls, images: ImageSet, tasks: int, per_class: int | None, test_per_class: int | None, seed: int) -> Stream:
-        """A random class order, cut into equal tasks; the names carry the order so that a task sorts as drawn."""
+        """A random class order, cut into equal tasks."""
         rng = np.random.default_rng(seed)
         order = rng.permutation(len(images.classes))
         if len(order) % tasks:

@@ -33,7 +33,7 @@ class Method(NamedTuple):
 
 
 METHODS = {
-    "more": Method("paper", about="the paper: coefficient and back-updating (rule `paper`)"),
+    "more": Method("paper", about="coefficient and back-updating (rule `paper`, its temperature fitted)"),
     "more-product": Method("product", about="the paper's score times the frozen likelihood (rule `product`)"),
     "more-no-coefficient": Method("plain", about="ablation: Eq. base_prediction, no distance coefficient"),
     "more-no-back": Method("paper", back_updated=False, about="ablation: heads as their own task left them"),
