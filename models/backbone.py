@@ -54,7 +54,10 @@ def open_backbone(
     record = folder / "backbone.json"
     if not record.exists():
         return _create(folder, name, weights, adapted_blocks, hub_seconds)
-    spec = BackboneSpec.from_dict(json.loads(record.read_text()))
+    try:
+        spec = BackboneSpec.from_dict(json.loads(record.read_text()))
+    except (ValueError, KeyError, TypeError) as error:
+        raise BackboneError(f"{record} is damaged ({error!r}): restore it, or start a new data folder") from error
     asked = {"OPENWORLD_BACKBONE": (name, spec.name), "OPENWORLD_ADAPTED_BLOCKS": (adapted_blocks, spec.adapted_blocks)}
     if weights is not None and weights.is_file():
         asked["OPENWORLD_BACKBONE_WEIGHTS"] = (sha256_file(weights), spec.weights_sha256)

@@ -29,10 +29,6 @@ class Evidence:
     distances: list[Floats]  # T times (n, c_k), Mahalanobis to each class under the task's covariance
     frozen: Floats  # (n, C), Mahalanobis to every class under the one covariance of all classes
 
-    def rows(self, index: NDArray[np.integer] | slice) -> Evidence:
-        """The evidence of some of the images."""
-        return Evidence([x[index] for x in self.logits], [x[index] for x in self.distances], self.frozen[index])
-
 
 def gather(model: Model, features: Features) -> Evidence:
     """Heads and Mahalanobis distances on the features: a few small matrix products."""

@@ -64,6 +64,11 @@ class Manifest(BaseModel):
     def _in_utc(cls, value: datetime) -> datetime:
         return value.astimezone(UTC)
 
+    @property
+    def classes(self) -> list[str]:
+        """All classes, in the order of the tasks."""
+        return [name for names in self.tasks for name in names]
+
     def sealed(self, files: Mapping[str, bytes]) -> Self:
         """This manifest, vouching for these files."""
         return self.model_copy(update={"files": {name: FileEntry.of(data) for name, data in files.items()}})

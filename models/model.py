@@ -44,6 +44,11 @@ class SharedAdapters:
         """The share of bottleneck units taken in the fullest adapter: 1.0 means that a layer is full."""
         return float(self.used1.mean(axis=1).max())
 
+    @property
+    def capacity(self) -> dict[str, float]:
+        """How much of the adapters is taken, for reports."""
+        return {"bottleneck": self.bottleneck, "used_mean": float(self.used1.mean()), "used_max": self.used_ratio}
+
 
 @dataclass(frozen=True)
 class Head:
@@ -119,6 +124,13 @@ class Model:
         )
         shared = SharedAdapters(_read(Adapters, tensors, "shared"), tensors["shared.used1"], tensors["shared.used2"])
         frozen = _read(Gaussians, tensors, "frozen")
+        for task in tasks:
+            if len(task.head.bias) != len(task.classes) + 1 or len(task.gaussians.means) != len(task.classes):
+                raise ValueError(
+                    f"the task of {', '.join(task.classes)} has another number of classes than its tensors"
+                )
+        if len(frozen.means) != sum(len(names) for names in classes):
+            raise ValueError("the frozen statistics have another number of classes than the tasks")
         return cls(shared, tasks, frozen, rule, _read(Calibration, tensors, "calibration"))
 
 

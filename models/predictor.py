@@ -12,11 +12,10 @@ from models.answer import Answer, answer
 from models.errors import CorruptVersion, ImageError
 from models.evidence import gather
 from models.images import DEFAULT_LIMITS, ImageLimits, Preprocessing, load_pixels
+from models.loading import read_model
 from models.model import Model
-from models.rules import Rule
 from models.runtime import CHUNK, Device, Runtime
-from models.spec import BackboneSpec
-from models.store import LoadedVersion, VersionStore
+from models.store import VersionStore
 
 
 @dataclass(frozen=True)
@@ -64,15 +63,3 @@ class Predictor:
             answers = answer(self.model, gather(self.model, features))
         read = iter(answers)
         return [errors[place] if place in errors else next(read) for place in range(len(images))]
-
-
-def read_model(loaded: LoadedVersion) -> tuple[Model, Preprocessing]:
-    """What a version has learned and how it wants its pictures; its bytes were checked, but not what they say."""
-    manifest = loaded.manifest
-    try:
-        model = Model.from_tensors(loaded.tensors, manifest.tasks, Rule.from_dict(manifest.rule))
-        return model, BackboneSpec.from_dict(manifest.backbone).preprocessing
-    except (KeyError, TypeError, ValueError) as error:
-        raise CorruptVersion(
-            f"version {manifest.version}: not what this openworld writes ({error!r}); upgrade openworld"
-        ) from error

@@ -30,17 +30,15 @@ class Rule:
 
     def log_scores(self, evidence: Evidence) -> Floats:
         """The log-score of every class: (n, C)."""
-        try:
-            rule = RULES[self.name]
-        except KeyError:
-            raise ValueError(f"unknown rule {self.name!r}; this release knows {', '.join(RULES)}") from None
-        return rule(evidence, self.constants)
+        return RULES[self.name](evidence, self.constants)
 
     def to_dict(self) -> dict[str, Any]:
         return {"name": self.name, "constants": self.constants}
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Rule:
+        if data["name"] not in RULES:
+            raise ValueError(f"unknown rule {data['name']!r}; this release knows {', '.join(RULES)}")
         return cls(data["name"], dict(data["constants"]))
 
 

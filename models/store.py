@@ -78,7 +78,9 @@ class VersionStore:
         except FileNotFoundError:
             return None
         if not re.fullmatch(r"[0-9]{1,18}", text):
-            raise CorruptVersion(f"CURRENT: {text[:40]!r} is not a version number; activate a version to repair it")
+            raise CorruptVersion(
+                f"CURRENT: {text[:40]!r} is not a version number; repair: openworld versions --activate N"
+            )
         return int(text)
 
     def versions(self) -> list[int]:
@@ -149,13 +151,13 @@ class VersionStore:
         with self._writing(self._versions):
             self._require_current(manifest.parent)
             self._verify_graphs(manifest, "publish")
-            published = self._unfinished(manifest) or self._place(manifest, files)
+            published = self._unfinished(manifest.sealed(files)) or self._place(manifest, files)
             try:
                 self._promote(published.version, manifest.parent, by, reason or f"learned task {manifest.task_id}")
             except BaseException:
                 # The fsync after replacing CURRENT can fail too; by then the version is in use.
                 if self._current_or_last() != published.version:
-                    durable.discard(self._folder(published.version))
+                    durable.discard(self.folder(published.version))
                 raise
             return published
 
@@ -188,7 +190,7 @@ class VersionStore:
 
     def _place(self, manifest: Manifest, files: dict[str, bytes]) -> Manifest:
         manifest = manifest.model_copy(update={"version": self.next_version()}).sealed(files)
-        folder = self._folder(manifest.version)
+        folder = self.folder(manifest.version)
         durable.write_folder(folder, files | {MANIFEST: manifest.to_json()}, self._on_step)
         return manifest
 
@@ -207,9 +209,9 @@ class VersionStore:
             if found is None:
                 continue
             with suppress(CorruptVersion):
-                if found.parent == wanted.parent:
+                if found.parent == wanted.parent and found.files == wanted.files:
                     return self.load(n, expect_backbone=wanted.backbone_sha256).manifest
-            durable.discard(self._folder(n))
+            durable.discard(self.folder(n))
         return None
 
     @contextmanager
@@ -228,7 +230,8 @@ class VersionStore:
 
     # Details
 
-    def _folder(self, n: int) -> Path:
+    def folder(self, n: int) -> Path:
+        """Where a version is kept."""
         return self._versions / f"{n:06d}"
 
     def _lines(self) -> list[Promotion]:
@@ -270,7 +273,7 @@ class VersionStore:
 
     def _bytes(self, n: int, name: str) -> bytes:
         try:
-            return (self._folder(n) / name).read_bytes()
+            return (self.folder(n) / name).read_bytes()
         except OSError as error:
             raise CorruptVersion(f"version {n}: {name} cannot be read: {error.strerror}") from error
 

@@ -84,7 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
     settings = read_settings(arguments)
     store = VersionStore(arguments.data)
     current = store.current()
-    known = [] if current is None else [name for names in store.manifest(current).tasks for name in names]
+    known = [] if current is None else store.manifest(current).classes
     batch = load_batch(arguments.images, known)
     with Display() as display, warnings.catch_warnings():
         warnings.filterwarnings("ignore", module=r"(torch|timm|onnx|onnxscript)(\.|$)")  # nobody here can act on them
@@ -97,8 +97,9 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps(_result(outcome.state, outcome.manifest, outcome.folder), ensure_ascii=False))
     elif outcome.state == "already learned":
         current = store.current()
-        elsewhere = "" if current == outcome.manifest.version else f" (version {current} is current)"
-        print(f"already learned as version {outcome.manifest.version}{elsewhere}: nothing to do")
+        n = outcome.manifest.version
+        elsewhere = "" if current == n else f" (version {current} is current: openworld versions --activate {n})"
+        print(f"already learned as version {n}{elsewhere}: nothing to do")
     else:
         tables.print_report(outcome.manifest)
         if outcome.state == "published":

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from models.errors import CorruptVersion, NothingLearned
+from models.errors import CorruptVersion, NothingLearned, OpenWorldError
 from models.manifest import Manifest
 from models.store import MANIFEST, VersionStore
 from openworld import tables
@@ -17,16 +17,24 @@ SUMMARY = "list the versions, the current one marked, and what was rejected"
 EPILOG = """\
 examples:
   openworld versions --data robot
+  openworld versions --activate 3                roll back, or forward, to a version that is there
   openworld versions --json | jq '.versions[] | {version, accuracy}'
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--activate", type=int, metavar="N", help="make version N current, then list")
 
 
 def run(arguments: argparse.Namespace) -> int:
     store = VersionStore(arguments.data)
+    if arguments.activate is not None:
+        if arguments.activate not in store.versions():
+            raise OpenWorldError(
+                f"there is no version {arguments.activate} in {arguments.data}: see openworld versions"
+            )
+        store.activate(arguments.activate, "operator", "openworld versions --activate")
     versions, rejected = list(_versions(store)), list(_rejected(arguments.data))
     if arguments.json:
         document = {"current": store.current(), "versions": versions, "rejected": rejected}
@@ -46,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
         "accuracy ",
         "AUC ",
         "threshold ",
-        "capacity ",
+        "used ",
     ]
     out.print(tables.table(columns, [_row(version) for version in versions]))
     if rejected:

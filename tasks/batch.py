@@ -13,8 +13,7 @@ from functools import cached_property
 from models.durable import sha256_bytes
 from models.errors import BatchError, ImageError, UnsupportedImage
 from models.images import read_image
-from tasks.class_names import MAX_NAME, NAMED, canonical, confusion_problems, name_problems
-from tasks.class_names import shown as shown  # what lists a source's problems finds it here
+from tasks.class_names import MAX_NAME, NAMED, canonical, confusion_problems, name_problems, shown
 
 
 @dataclass(frozen=True)
@@ -152,10 +151,10 @@ class BatchCheck:
     def finish(self) -> LabelledBatch:
         problems = [
             *self._problems,
-            *fold(self._name_problems(), "class names with problems: choose plain, different names"),
-            *fold(self._count_problems(), "classes with too few images: add images or remove the classes"),
-            *fold(self._unreadable, "files that cannot be read: replace or remove them"),
-            *fold(self._conflicts(), "images in more than one class: keep each in one class"),
+            *shortened(self._name_problems(), "class names with problems: choose plain, different names"),
+            *shortened(self._count_problems(), "classes with too few images: add images or remove the classes"),
+            *shortened(self._unreadable, "files that cannot be read: replace or remove them"),
+            *shortened(self._conflicts(), "images in more than one class: keep each in one class"),
             *self._limit_problems(),
         ]
         if not problems and not self._spellings:
@@ -215,7 +214,7 @@ class BatchCheck:
         return problems
 
 
-def fold(lines: list[str], rest: str) -> list[str]:
+def shortened(lines: list[str], rest: str) -> list[str]:
     """The first lines, then how many more there are."""
     return lines if len(lines) <= NAMED else [*lines[:NAMED], f"and {len(lines) - NAMED} more {rest}"]
 

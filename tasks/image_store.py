@@ -4,6 +4,7 @@ An image that `put` has returned for survives a power cut, and `read` never hand
 """
 
 import re
+from contextlib import suppress
 from pathlib import Path
 
 from models.durable import fsync_folder, make_folder, sha256_bytes, sha256_file, write_durable
@@ -57,7 +58,10 @@ class ImageStore:
     def remove(self, sha: str) -> None:
         """Forget an image; one that is not there is no error, so that a repeated clean-up can finish."""
         try:
-            self._path(sha).unlink(missing_ok=True)
+            path = self._path(sha)
+            path.unlink(missing_ok=True)
+            with suppress(OSError):  # not empty, or not there
+                path.parent.rmdir()
         except OSError as error:
             raise StoreError(f"image {sha} cannot be removed ({error}): check the data folder's rights") from error
 

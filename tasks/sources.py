@@ -18,7 +18,8 @@ from types import TracebackType
 from typing import Self
 
 from models.errors import BatchError
-from tasks.batch import DEFAULT_LIMITS, BatchCheck, BatchLimits, LabelledBatch, fold, shown
+from tasks.batch import DEFAULT_LIMITS, BatchCheck, BatchLimits, LabelledBatch, shortened
+from tasks.class_names import shown
 
 LAYOUT = "give a folder with a sub-folder a class (cat/1.jpg, dog/2.jpg), or a zip of it"
 
@@ -153,7 +154,7 @@ def _list_folder(root: Path) -> Source:
                 broken.append(f"{shown('/'.join(parts))} cannot be opened ({_reason(error)}): {remedy}")
 
     visit(root, ())
-    return _arrange(members, shown(str(root)), fold(broken, "entries that cannot be opened: mend or remove them"))
+    return _arrange(members, shown(str(root)), shortened(broken, "entries that cannot be opened: mend or remove them"))
 
 
 def _list_zip(path: Path, limits: BatchLimits) -> Source:
@@ -184,7 +185,7 @@ def _list_zip(path: Path, limits: BatchLimits) -> Source:
                 if refusal:
                     problems.append(f"{shown(text)} {refusal}")
                 members.append(Member(parts, False, info.file_size, None if refusal else info))
-        problems = fold(problems, "members that are refused: zip the folder again, images only and no password")
+        problems = shortened(problems, "members that are refused: zip the folder again, images only and no password")
         total, packed = sum(member.size for member in members), path.stat().st_size
         if total > RATIO_MATTERS_FROM and total > MAX_RATIO * packed:
             problems.append(
@@ -253,8 +254,10 @@ def _arrange(members: list[Member], name: str, problems: list[str]) -> Source:
     inside = "is a folder inside a class: move its images up, or give {} itself if its sub-folders are the classes"
     found = [
         *problems,
-        *fold([f"{shown(file.origin)} {outside}" for file in loose], "files outside every class folder: move them"),
-        *fold([f"{shown('/'.join(at))} {inside.format(shown(at[0]))}" for at in nested], "folders inside a class"),
+        *shortened(
+            [f"{shown(file.origin)} {outside}" for file in loose], "files outside every class folder: move them"
+        ),
+        *shortened([f"{shown('/'.join(at))} {inside.format(shown(at[0]))}" for at in nested], "folders inside a class"),
     ]
     if not classes:
         found.append(f"{name} has no sub-folders: {LAYOUT}")

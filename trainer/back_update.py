@@ -30,7 +30,7 @@ def back_update(
     rng: np.random.Generator,
 ) -> Head:
     """The head after training on its own memory (n, d) as its classes and `others` (m, d) as `ood`, half and half."""
-    if len(own) == 0 or len(others) == 0:
+    if len(own) == 0:
         return head
     weight = torch.tensor(head.weight, requires_grad=True)
     bias = torch.tensor(head.bias, requires_grad=True)
@@ -57,5 +57,7 @@ def back_update(
 
 def _cycle(count: int, length: int, rng: np.random.Generator) -> NDArray[np.int64]:
     """`length` indices below `count`: shuffled passes, one after the other, so that none is favoured."""
+    if count == 0:  # a first task that is extended has no others yet
+        return np.zeros(0, np.int64)
     passes = [rng.permutation(count) for _ in range(-(-length // count))]
     return np.concatenate(passes)[:length].astype(np.int64)

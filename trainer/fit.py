@@ -74,7 +74,8 @@ def grow(shared: SharedAdapters, settings: LearnerSettings) -> SharedAdapters:
         w2=np.concatenate([shared.adapters.w2, w2], axis=2),
         b2=shared.adapters.b2,
     )
-    return SharedAdapters(adapters, np.concatenate([shared.used1, zeros], axis=1), shared.used2)
+    grown = SharedAdapters(adapters, np.concatenate([shared.used1, zeros], axis=1), shared.used2)
+    return grow(grown, settings)  # again, where one step is not enough
 
 
 def work(data: TaskData, settings: LearnerSettings) -> int:
@@ -175,20 +176,21 @@ def fit(
     data: TaskData,
     settings: LearnerSettings,
     name: str,
+    phase: str,
     checkpoint: Checkpoint,
     progress: Progress,
 ) -> Fitted:
-    """Train the task's network; `name` names its randomness, its checkpoint and its phase in the progress."""
+    """Train the task's network; a cross-fit's phases start from the same weights as the task that they stand for."""
     network = _Network(backbone, shared, data.classes, settings, name, tokens.device)
-    finished, state = checkpoint.load(name)
+    finished, state = checkpoint.load(phase)
     if finished:
         network.restore(state)
     per_epoch = work(data, settings) / settings.epochs
     progress.skip(finished * per_epoch)
     for epoch in range(finished, settings.epochs):
-        loss = _epoch(tokens, backbone, network, data, settings, stream(settings.seed, name, "epoch", epoch))
-        checkpoint.save(name, epoch + 1, network.state())
-        progress.report(name, epoch + 1, settings.epochs, per_epoch, loss)
+        loss = _epoch(tokens, backbone, network, data, settings, stream(settings.seed, phase, "epoch", epoch))
+        checkpoint.save(phase, epoch + 1, network.state())
+        progress.report(phase, epoch + 1, settings.epochs, per_epoch, loss)
     return network.finish()
 
 

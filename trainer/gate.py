@@ -10,7 +10,7 @@ import numpy as np
 
 from models.evidence import Evidence
 from models.model import Model
-from trainer.judging import accuracy, task_auc
+from trainer.judging import is_right, task_auc
 from trainer.settings import LearnerSettings
 
 
@@ -56,8 +56,8 @@ def judge(
     the new task's among them, so that the parent has it too when it knows one task only.
     """
     reports = []
-    right_after = accuracy(model, after, labels)
-    right_before = accuracy(parent, before, labels) if parent and before else None
+    right_after = is_right(model, after, labels)
+    right_before = is_right(parent, before, labels) if parent and before else None
     for k, task in enumerate(model.tasks):
         own = np.array([label in task.classes for label in labels], bool)
         old = parent is not None and before is not None and k < len(parent.tasks)

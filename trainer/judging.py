@@ -27,7 +27,7 @@ def held_out_evidence(model: Model, features: Features, held_out: Sequence[HeldO
     return evidence
 
 
-def accuracy(model: Model, evidence: Evidence, labels: Sequence[str]) -> NDArray[np.bool_]:
+def is_right(model: Model, evidence: Evidence, labels: Sequence[str]) -> NDArray[np.bool_]:
     """Which images get their own class, novel or not being another question: (n,)."""
     best = model.rule.log_scores(evidence).argmax(axis=1)
     return np.array([model.classes[b] == label for b, label in zip(best, labels, strict=True)], bool)

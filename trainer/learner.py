@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from models.backbone import Backbone
 from models.calibration import Calibration
+from models.errors import BatchError
 from models.evidence import Features
 from models.gaussians import Gaussians
 from models.model import Adapters, Head, Model, TaskModel
@@ -65,6 +66,9 @@ class Learner:
             {name: keys for name, keys in fresh_images.items() if (name in parent.classes) == is_known}
             for is_known in (True, False)
         )
+        lone = [f"class {name!r} is new and has one image: add another" for name, keys in new.items() if len(keys) < 2]
+        if lone:
+            raise BatchError(lone)
         rng = stream(self.settings.seed, "task", len(parent.tasks), *sorted(images))
         self._plan(parent, samples, images, new, progress)
         model, held_out = parent, list(samples.held_out)
@@ -75,6 +79,7 @@ class Learner:
         extension = {name: known[name] if name in lonely else keys for name, keys in extension.items()}
         held_out += [sample for sample in more if sample.label not in lonely]
         model = self._extend(model, extension)
+        replay += [key for keys in extension.values() for key in keys]
         fresh: dict[str, list[str]] = {}
         fresh_head = None
         if new:
@@ -137,13 +142,14 @@ class Learner:
         labels = np.repeat(np.arange(len(classes)), [len(train[name]) for name in classes]).astype(np.int64)
         data = TaskData(keys, labels.tolist(), len(classes), replay if self.settings.replay else [])
 
-        def run(part: TaskData, name: str) -> Fitted:
-            return fit(self.tokens, self.backbone, shared, part, self.settings, name, checkpoint, progress)
+        name = f"task {len(parent.tasks) + 1}"
+
+        def run(part: TaskData, phase: str) -> Fitted:
+            return fit(self.tokens, self.backbone, shared, part, self.settings, name, phase, checkpoint, progress)
 
         def assemble(part: TaskData, fitted: Fitted) -> Model:
             return self._with_task(parent, classes, part, fitted)
 
-        name = f"task {len(parent.tasks) + 1}"
         model = assemble(data, run(data, name))
         if crossing:
             held_out = cross_fit(self, model, classes, data, run, assemble, name, rng)
@@ -202,16 +208,15 @@ class Learner:
     ) -> Model:
         """Every earlier head after a new task; after known classes only, the heads that they belong to."""
         arrived = [key for keys in fresh.values() for key in keys]
-        size = sum(len(keys) for keys in samples.memory.values())
+        memory: Images = samples.memory
+        if extension:  # balanced, or the class that people label most would swallow its siblings
+            memory = remember(samples.memory, extension, self.settings.memory, rng)
+        size = sum(len(keys) for keys in memory.values())
         chosen = [arrived[i] for i in rng.permutation(len(arrived))[:size]]
         heads: dict[int, Head] = {}
         for j, task in enumerate(parent.tasks):
-            own = [
-                (key, c)
-                for c, name in enumerate(task.classes)
-                for key in (*samples.memory.get(name, ()), *extension.get(name, ()))
-            ]
-            others = [key for name, keys in samples.memory.items() if name not in task.classes for key in keys] + chosen
+            own = [(key, c) for c, name in enumerate(task.classes) for key in memory.get(name, ())]
+            others = [key for name, keys in memory.items() if name not in task.classes for key in keys] + chosen
             if not fresh and not any(name in extension for name in task.classes):
                 continue
             tensors = tensors_of(task)

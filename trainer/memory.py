@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from models.errors import BatchError
+from tasks.batch import shortened
 
 HELD_OUT_A_CLASS = 50  # enough for a quantile; more would only cost time at each new task
 
@@ -58,19 +59,23 @@ class Samples:
         return cls(memory, tuple(held_out), seen)
 
 
-def unseen(images: Mapping[str, Sequence[str]], samples: Samples) -> dict[str, list[str]]:
+def unseen(
+    images: Mapping[str, Sequence[str]], samples: Samples, origins: Mapping[str, str] | None = None
+) -> dict[str, list[str]]:
     """What a batch brings that is new: an image learned twice would count twice, and might judge what it trained."""
     label_of = {key: name for name, keys in samples.seen.items() for key in keys}
     clashes = [
-        f"image {key[:12]} is {name!r} here, but was learned as {label_of[key]!r}: leave it out, or keep its label"
+        f"{(origins or {}).get(key, key)} is {name!r} here, but was learned as {label_of[key]!r}: leave it out"
         for name, keys in sorted(images.items())
         for key in keys
         if label_of.get(key, name) != name
     ]
     fresh = {name: [key for key in keys if key not in label_of] for name, keys in sorted(images.items())}
     fresh = {name: keys for name, keys in fresh.items() if keys}
-    if clashes or not fresh:
-        raise BatchError(clashes or ["every image of this batch is learned already: add images that are not"])
+    if clashes:
+        raise BatchError(shortened(clashes, "images that were learned under another label: leave them out"))
+    if not fresh:
+        raise BatchError(["every image of this batch is learned already: add images that are not"])
     return fresh
 
 

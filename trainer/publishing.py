@@ -20,9 +20,9 @@ from models import durable
 from models.backbone import Backbone, open_backbone
 from models.errors import BackboneError, BatchError, NothingLearned, StaleParent, StoreError
 from models.export import export
+from models.loading import read_model
 from models.manifest import Manifest
 from models.model import Model
-from models.predictor import read_model
 from models.store import VersionStore
 from tasks.batch import LabelledBatch
 from tasks.image_store import ImageStore
@@ -32,7 +32,7 @@ from trainer.compute import set_up_torch
 from trainer.events import Listener, Progress
 from trainer.gate import Verdict
 from trainer.learner import Learned, Learner
-from trainer.memory import Samples, check_size
+from trainer.memory import Samples, check_size, unseen
 from trainer.settings import LearnerSettings
 from trainer.tokens import Tokens
 
@@ -40,6 +40,8 @@ WORKING_SPACE = 64 * 2**20  # a task's checkpoints and its share of the next ver
 NEW_FOLDER_SPACE = 256 * 2**20  # the backbone and its graphs, when their size is not known beforehand
 
 LOCAL = {"backbone_weights", "device"}  # settings that mean something on one machine only
+# What comes after the epochs that a checkpoint holds: a rejected task can be judged again by other margins at once.
+AFTERWARDS = {"accept", "rule", "gate_accuracy", "gate_auc"}
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,7 @@ def learn_batch(root: Path, batch: LabelledBatch, settings: LearnerSettings, lis
     if done := _already_learned(store, batch):
         return done
     weights = settings.backbone_weights
+    _check_labels(store, batch)
     if weights is not None and not weights.is_file():
         raise BackboneError(f"no weights file at {weights}: check OPENWORLD_BACKBONE_WEIGHTS")
     _check_memory(store, batch, settings)
@@ -112,11 +115,18 @@ def _learn(
     tensors, samples, verdict = learned.model.tensors(), learned.samples.to_json(), learned.verdict
     if verdict.accepted:
         manifest = store.publish(manifest, tensors, samples)
-        folder = store.root / "versions" / f"{manifest.version:06d}"
+        folder = store.folder(manifest.version)
+        _sweep(store)
     else:
         folder = store.reject(manifest, tensors, samples, "; ".join(verdict.reasons))
-    checkpoint.remove()
     return Outcome("published" if verdict.accepted else "rejected", manifest, folder, verdict, learned.model)
+
+
+def _sweep(store: VersionStore) -> None:
+    """With a new parent nobody goes on from an older checkpoint, neither this task nor one given up before."""
+    for folder in (store.root / "work").iterdir():
+        if folder.is_dir():
+            durable.remove(folder)
 
 
 # Before anything is written
@@ -131,7 +141,15 @@ def _already_learned(store: VersionStore, batch: LabelledBatch) -> Outcome | Non
     if version is None:
         return None
     durable.remove(_work(store, batch))  # of one who was killed right after publishing
-    return Outcome("already learned", store.manifest(version), store.root / "versions" / f"{version:06d}")
+    return Outcome("already learned", store.manifest(version), store.folder(version))
+
+
+def _check_labels(store: VersionStore, batch: LabelledBatch) -> None:
+    """Images learned under another label, and batches that bring nothing new, named by their files."""
+    if store.current() is not None:
+        images = {name: [image.sha256 for image in batch.images if image.label == name] for name in batch.classes}
+        origins = {image.sha256: image.origin for image in batch.images}
+        unseen(images, Samples.from_json(store.load().samples), origins)
 
 
 def _check_memory(store: VersionStore, batch: LabelledBatch, settings: LearnerSettings) -> None:
@@ -142,7 +160,7 @@ def _check_memory(store: VersionStore, batch: LabelledBatch, settings: LearnerSe
 def known_classes(store: VersionStore) -> set[str]:
     """The classes of the current version; none before the first."""
     current = store.current()
-    return set() if current is None else {name for names in store.manifest(current).tasks for name in names}
+    return set() if current is None else set(store.manifest(current).classes)
 
 
 def _check_space(store: VersionStore, batch: LabelledBatch, settings: LearnerSettings) -> None:
@@ -195,7 +213,7 @@ def _fingerprint(
     return {
         "task": batch.task_id,
         "parent": [parent.version, parent.task_id],
-        "settings": settings.model_dump(mode="json", exclude=LOCAL),
+        "settings": settings.model_dump(mode="json", exclude=LOCAL | AFTERWARDS),
         "device": device,
         "backbone": backbone.spec.sha256,
     }
@@ -212,7 +230,6 @@ def _manifest(
 ) -> Manifest:
     model, spec = learned.model, backbone.spec
     threshold = float(model.calibration.threshold[0])
-    used = model.shared.used1.mean(axis=1)
     return Manifest(
         parent=parent.version,
         task_id=batch.task_id,
@@ -225,11 +242,7 @@ def _manifest(
         threshold=threshold if np.isfinite(threshold) else None,
         metrics={
             **learned.verdict.to_dict(),
-            "capacity": {
-                "bottleneck": model.shared.bottleneck,
-                "used_mean": float(used.mean()),
-                "used_max": float(used.max()),
-            },
+            "capacity": model.shared.capacity,
             "seconds": round(seconds, 3),
             "images": len(batch.images),
             "images_a_class": batch.counts,

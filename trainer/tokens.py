@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -11,64 +11,77 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from models.backbone import Backbone
-from models.images import read_image
+from models.images import load_pixels, read_image
 from models.network import TaskTensors
 from trainer.augment import augment
 from trainer.randomness import stream
 
 CHUNK = 32  # images a pass: small enough for any memory, large enough to keep the cores busy
+KEPT_BYTES = 4 * 2**30
 Reader = Callable[[str], bytes]
+Item = tuple[str, int]  # key and view
 
 
 class Tokens:
-    """Trunk outputs by image key and view; view 0 is the plain image, the others are augmented."""
+    """Trunk outputs by image key and view; view 0 is the plain image, the others are augmented.
 
-    def __init__(self, backbone: Backbone, read: Reader, seed: int = 0, device: str = "cpu") -> None:
+    At most `limit` bytes are kept; what does not fit is computed each time that it is asked for: slower, never wrong.
+    """
+
+    def __init__(
+        self, backbone: Backbone, read: Reader, seed: int = 0, device: str = "cpu", limit: int = KEPT_BYTES
+    ) -> None:
         self._backbone, self._read, self._seed = backbone, read, seed
         self.device = torch.device(device)
-        self._kept: dict[tuple[str, int], Tensor] = {}
+        self._kept: dict[Item, Tensor] = {}
+        self._room = limit
         backbone.trunk.to(self.device)
         backbone.blocks.to(self.device)
 
-    def __len__(self) -> int:
-        return len(self._kept)
-
     def prepare(self, keys: Sequence[str], views: int = 1, done: Callable[[int], None] = lambda n: None) -> None:
-        """Compute what is not there yet; `done` hears of every chunk."""
+        """Compute what is not there yet, as far as there is room; `done` hears of every chunk."""
         wanted = [(key, view) for key in dict.fromkeys(keys) for view in range(views)]
-        missing = [item for item in wanted if item not in self._kept]
-        with ThreadPoolExecutor(2) as pool:
-            for start in range(0, len(missing), CHUNK):
-                chunk = missing[start : start + CHUNK]
-                pixels = torch.from_numpy(np.stack(list(pool.map(self._pixels, chunk))))
-                with torch.inference_mode():
-                    tokens = self._backbone.trunk(pixels.to(self.device)).cpu()
-                # A clone each: a slice would keep its whole chunk alive, and an inference tensor cannot be trained on.
-                self._kept.update({item: row.clone() for item, row in zip(chunk, tokens, strict=True)})
-                done(len(chunk))
+        for items, tokens in self._compute([item for item in wanted if item not in self._kept]):
+            for item, row in zip(items, tokens, strict=True):
+                if row.nbytes <= self._room:
+                    self._room -= row.nbytes
+                    self._kept[item] = row.clone()  # a slice would keep its whole chunk alive
+            done(len(items))
+            if self._room < row.nbytes:
+                return
 
-    def _pixels(self, item: tuple[str, int]) -> NDArray[np.float32]:
+    def _compute(self, items: Sequence[Item]) -> Iterator[tuple[Sequence[Item], Tensor]]:
+        with ThreadPoolExecutor(2) as pool:
+            for start in range(0, len(items), CHUNK):
+                chunk = items[start : start + CHUNK]
+                pixels = torch.from_numpy(np.stack(list(pool.map(self._pixels, chunk))))
+                with torch.no_grad():
+                    yield chunk, self._backbone.trunk(pixels.to(self.device)).cpu()
+
+    def _pixels(self, item: Item) -> NDArray[np.float32]:
         key, view = item
         preprocessing = self._backbone.spec.preprocessing
-        image = read_image(self._read(key), hint=preprocessing.resize)
-        if view:
-            image = augment(image, stream(self._seed, "view", key, view))
-        return preprocessing.apply(image)
+        if view == 0:
+            return load_pixels(self._read(key), preprocessing)
+        # An augmented view is a crop of the image: it needs more pixels than the plain one.
+        image = read_image(self._read(key), hint=preprocessing.resize * 5 // 4)
+        return preprocessing.apply(augment(image, stream(self._seed, "view", key, view)))
 
     def get(self, keys: Sequence[str], views: Sequence[int] | None = None) -> Tensor:
         """(n, P, d), on the device."""
-        self.prepare(keys)
-        rows = [self._kept[key, view] for key, view in zip(keys, views or [0] * len(keys), strict=True)]
-        return torch.stack(rows).to(self.device)
+        items = list(zip(keys, views or [0] * len(keys), strict=True))
+        extra: dict[Item, Tensor] = {}
+        for chunk, tokens in self._compute([item for item in dict.fromkeys(items) if item not in self._kept]):
+            extra |= dict(zip(chunk, tokens, strict=True))
+        return torch.stack([self._kept[item] if item in self._kept else extra[item] for item in items]).to(self.device)
 
-    def features(
-        self, keys: Sequence[str], task: TaskTensors, done: Callable[[int], None] = lambda n: None
-    ) -> NDArray[np.float32]:
+    def features(self, keys: Sequence[str], task: TaskTensors) -> NDArray[np.float32]:
         """z under one task's network: (n, d)."""
         task = TaskTensors(*(tensor.to(self.device) for tensor in task))
-        out = []
+        out = [np.zeros((0, self._backbone.spec.dimensions), np.float32)]
         for start in range(0, len(keys), CHUNK):
+            chunk = keys[start : start + CHUNK]
+            self.prepare(chunk)
             with torch.inference_mode():
-                out.append(self._backbone.blocks(self.get(keys[start : start + CHUNK]), task).cpu().numpy())
-            done(len(out[-1]))
-        return np.concatenate(out) if out else np.zeros((0, self._backbone.spec.dimensions), np.float32)
+                out.append(self._backbone.blocks(self.get(chunk), task).cpu().numpy())
+        return np.concatenate(out)

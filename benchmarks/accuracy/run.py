@@ -94,13 +94,7 @@ def _train(
         if learned.fresh_head is not None:
             first_heads[number - 1] = learned.fresh_head
         features = Features([*features.tasks, test.features(stream.test_keys, tensors_of(model.tasks[-1]))], frozen)
-        capacity.append(
-            {
-                "bottleneck": model.shared.bottleneck,
-                "mean": float(model.shared.used1.mean()),
-                "max": model.shared.used_ratio,
-            }
-        )
+        capacity.append(model.shared.capacity)
         held_out = learner.features(model, [sample.key for sample in samples.held_out])
         for name, method in methods.items():
             steps[name].append(_score(model, first_heads, features, held_out, samples, method))
