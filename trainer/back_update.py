@@ -5,7 +5,7 @@ head, which is a bug), and they are computed once.
 
 The few images a class that the memory keeps would teach a head their noise: it separates them perfectly and then
 doubts the next image of its own class. So half of the head's own side is drawn from the task's class Gaussians, which
-were fitted on all the images that the task ever had. Measured: benchmarks/reports.
+were fitted on all the images that the task ever had.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def back_update(
             part = slice(start, start + half)
             index = np.concatenate([mine[part], theirs[part]])
             batch = features[index]
-            replaced = len(mine[part]) // 2
+            replaced = int(settings.back_drawn * len(mine[part]))
             batch[:replaced] = drawn[part][:replaced]
             logits = F.linear(torch.from_numpy(batch), weight, bias)
             loss = F.cross_entropy(logits, torch.from_numpy(labels[index]))

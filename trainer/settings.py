@@ -1,4 +1,4 @@
-"""How tasks are learned: the paper's settings where it has them, the measured ones where it has not."""
+"""How tasks are learned: the paper's settings where they suit tens of images a class, measured ones elsewhere."""
 
 from __future__ import annotations
 
@@ -38,6 +38,7 @@ class LearnerSettings(BaseSettings):
     back_epochs: int = Field(10, ge=1)
     back_learning_rate: float = Field(0.01, gt=0)
     back_batch: int = Field(16, ge=2)
+    back_drawn: float = Field(0.5, ge=0, le=1, description="share of a head's own side drawn from its class Gaussians")
     rule: Literal["paper", "product"] = Field("product", description="how evidence becomes an answer")
     accept: float = Field(0.95, gt=0.5, lt=1, description="share of known images that the threshold accepts")
     hold_out: float = Field(0.1, gt=0, lt=0.5, description="share of a task held out for calibration and the gate")
