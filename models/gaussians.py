@@ -129,6 +129,30 @@ class Gaussians:
         out: Floats = np.sqrt(np.maximum(plain - along, 0.0) / floor)
         return out
 
+    def distances_without(self, features: NDArray[np.floating], labels: NDArray[np.integer]) -> Floats:
+        """The distances of fitted samples, each as if it alone had been left out of its class and of S: (n, C).
+
+        Few samples in many dimensions lie close to what was fitted on them, whatever a new image of the class would do.
+        Leaving one out changes the covariance by one outer product, and the Sherman-Morrison formula says the rest.
+        """
+        if len(features) == 0:
+            return np.zeros((0, len(self.means)))
+        scale, floor = self._spectrum()
+        x = np.asarray(features, np.float64)
+        n = self.counts[labels].astype(np.float64)
+        if (n < 2).any():
+            raise ValueError("a class of one sample has nothing left without it")
+        gap = 1 / scale - 1 / floor  # the precision along the basis, relative to the floor's
+        u = x - self.means[labels]  # (n, d)
+        pu = u / floor + ((u @ self.basis.T) * gap) @ self.basis  # S^-1 u
+        kappa = (1 - self.shrinkage) * n / ((n - 1) * self.counts.sum())
+        rest = np.maximum(1 - kappa * (u * pu).sum(axis=1), 1e-9)
+        squared = self.distances(x) ** 2
+        across = np.einsum("nd,ncd->nc", pu, x[:, None] - self.means)  # (x - mu_c)' S^-1 u
+        out: Floats = squared + (kappa / rest)[:, None] * across**2
+        out[np.arange(len(x)), labels] *= (n / (n - 1)) ** 2  # the class's mean moves away from the sample
+        return np.sqrt(out)
+
 
 def _eigen(rows: Floats) -> tuple[Floats, Floats]:
     """Eigenvectors (r, d) and eigenvalues of rows' rows, by the smaller of the two Gram matrices."""

@@ -15,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from models.model import TaskModel
+
 
 class TaskTensors(NamedTuple):
     """One task's adapters, masks folded in (0/1, so exactly), and its own copy of the LayerNorms."""
@@ -131,3 +133,9 @@ def fold(task: TaskTensors, m1: Tensor, m2: Tensor) -> TaskTensors:
     w2 = torch.gather(task.w2, 2, order[:, None, :].expand(-1, d, -1)) * active[:, None, :] * m2[:, :, None]
     b1 = torch.gather(task.b1, 1, order) * active
     return TaskTensors(w1, b1, w2, task.b2 * m2, task.norm_w, task.norm_b)
+
+
+def tensors_of(task: TaskModel) -> TaskTensors:
+    """A learned task's arrays as the network takes them."""
+    a = task.adapters
+    return TaskTensors(*(torch.from_numpy(x) for x in (a.w1, a.b1, a.w2, a.b2, task.norm_w, task.norm_b)))

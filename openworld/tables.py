@@ -46,7 +46,7 @@ def print_report(manifest: Manifest) -> None:
     out.print(table(["task ", "classes", "held-out images ", "accuracy ", "AUC "], rows))
     capacity, backbone = metrics["capacity"], manifest.backbone
     facts = {
-        "version": f"{manifest.version} on {manifest.parent or 'nothing'}" if manifest.version else "none: rejected",
+        "version": _lineage(manifest),
         "images": ", ".join(f"{name} ({n})" for name, n in metrics["images_a_class"].items()),
         "threshold": "none" if manifest.threshold is None else f"{manifest.threshold:.3f}",
         "rule": manifest.rule["name"],
@@ -85,3 +85,9 @@ def percent(value: float | None) -> str:
 
 def ratio(value: float | None) -> str:
     return "–" if value is None else f"{value:.3f}"
+
+
+def _lineage(manifest: Manifest) -> str:
+    if not manifest.version:
+        return "none: rejected"
+    return f"{manifest.version}, built on {manifest.parent}" if manifest.parent else f"{manifest.version}, the first"

@@ -1,6 +1,16 @@
+import os
 from collections.abc import Iterator
 
 import pytest
+
+# A task is learned in seconds, on one thread: what the tests before did to torch's threads then does not matter.
+ENVIRONMENT = {
+    "OPENWORLD_BACKBONE": "tf_efficientnet_lite0",
+    "OPENWORLD_EPOCHS": "3",
+    "OPENWORLD_FOLDS": "2",
+    "OPENWORLD_DEVICE": "cpu",
+    "OPENWORLD_THREADS": "1",
+}
 
 
 @pytest.fixture(scope="module")
@@ -12,3 +22,14 @@ def torch_as_it_was() -> Iterator[None]:
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(deterministic)
     torch.set_flush_denormal(False)
+
+
+@pytest.fixture(scope="module")
+def environment(torch_as_it_was: None) -> Iterator[pytest.MonkeyPatch]:
+    """The settings above and none from outside; a module changes them with what it gets."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith("OPENWORLD_")]:
+            patch.delenv(name)
+        for name, value in ENVIRONMENT.items():
+            patch.setenv(name, value)
+        yield patch

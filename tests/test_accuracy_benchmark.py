@@ -1,8 +1,6 @@
 """The benchmark's figures by hand, and a whole run of it on pictures made up here."""
 
 import json
-import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -110,20 +108,11 @@ def test_a_stream_cuts_all_classes_into_equal_tasks(tmp_path: Path) -> None:
         Stream.make(images, 3, None, None, seed=1)
 
 
-@pytest.fixture
-def environment(torch_as_it_was: None) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        for name in [name for name in os.environ if name.startswith("OPENWORLD_")]:
-            patch.delenv(name)
-        patch.setenv("OPENWORLD_EPOCHS", "1")
-        patch.setenv("OPENWORLD_MIN_STEPS", "2")
-        patch.setenv("OPENWORLD_FOLDS", "2")
-        yield
-
-
 def test_a_run_reports_every_method_for_machines_and_for_people(
-    environment: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    environment: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    environment.setenv("OPENWORLD_EPOCHS", "1")
+    environment.setenv("OPENWORLD_MIN_STEPS", "2")
     data, out = made_up(tmp_path / "noise.safetensors", {"train": 6, "test": 3}), tmp_path / "reports" / "noise.json"
     command = ["--data", data, "--tasks", 2, "--memory", 8, "--backbone", "tf_efficientnet_lite0", "--json", out]
     main([str(part) for part in [*command, "--threads", 1]])

@@ -9,11 +9,11 @@ import trainer.back_update
 import trainer.learner
 from models.gaussians import Gaussians
 from models.model import Head, TaskModel
+from models.network import tensors_of
 from models.rules import log_softmax
 from tests.tiny import TinyImages, class_tasks, learn_tasks, quiet, tiny_learner, tiny_settings
 from trainer.back_update import back_update
 from trainer.checkpoint import Checkpoint
-from trainer.learner import tensors_of
 from trainer.settings import LearnerSettings
 
 Array = NDArray[np.float32]
@@ -122,10 +122,20 @@ def test_no_draw_is_taken_for_one_of_the_others_whatever_the_last_batch_holds(he
         assert not (drawn & ~mine).any()
 
 
-def test_a_head_with_nothing_to_be_told_apart_from_stays_as_it_is(head: Head) -> None:
-    nobody = np.zeros((0, 3), np.float32)
-    assert update(head, others=nobody) is head
-    assert update(head, own=nobody) is head
+NOBODY = np.zeros((0, 3), np.float32)
+
+
+def test_a_head_with_no_image_of_its_own_stays_as_it_is(head: Head) -> None:
+    assert update(head, own=NOBODY) is head
+
+
+def test_a_head_with_nothing_to_be_told_apart_from_learns_its_own_classes(head: Head) -> None:
+    """The only task, extended: a class that has moved is found where it is now."""
+    own = np.concatenate([around([2, 0, 0], 15, 0), around([1, 2, 0], 15, 1)])
+    gaussians = Gaussians.fit(own, LABELS, 2)
+    after = back_update(head, gaussians, own, LABELS, NOBODY, SETTINGS, np.random.default_rng(0))
+    assert (head.logits(own).argmax(axis=1) == LABELS).mean() <= 0.5
+    assert (after.logits(own).argmax(axis=1) == LABELS).mean() > 0.95
 
 
 def test_the_same_randomness_gives_the_same_head(head: Head) -> None:

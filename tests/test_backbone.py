@@ -4,6 +4,7 @@ import json
 import logging
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from models.errors import BackboneError
 from models.images import read_image
 from models.spec import BackboneSpec
 from tests.pictures import picture
+from tests.places import DEIT_WEIGHTS, needs_shared
 
 torch = pytest.importorskip("torch")
 timm = pytest.importorskip("timm")
@@ -28,7 +30,6 @@ from models.network import TaskTensors  # noqa: E402
 
 DEIT = "deit_tiny_patch16_224"
 LITE = "tf_efficientnet_lite0"
-SHARED = Path(__file__).resolve().parents[2] / "shared" / "weights"
 
 
 @pytest.fixture(scope="module")
@@ -234,6 +235,27 @@ def test_a_changed_weights_file_in_the_folder_is_refused(folder: Path, tmp_path:
         open_backbone(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: "",
+        lambda text: text[:-20],
+        lambda text: "[]",
+        lambda text: json.dumps({k: v for k, v in json.loads(text).items() if k != "dimensions"}),
+        lambda text: json.dumps({k: v for k, v in json.loads(text).items() if k != "preprocessing"}),
+        lambda text: json.dumps(json.loads(text) | {"surprise": 1}),
+        lambda text: json.dumps(json.loads(text) | {"preprocessing": {"resize": "wide"}}),
+    ],
+    ids=["empty", "cut", "a list", "no dimensions", "no preprocessing", "a field too many", "no number"],
+)
+def test_a_damaged_record_is_a_backbone_error_with_a_way_out(
+    folder: Path, tmp_path: Path, damage: Callable[[str], str]
+) -> None:
+    (tmp_path / "backbone.json").write_text(damage((folder / "backbone.json").read_text()))
+    with pytest.raises(BackboneError, match=r"backbone\.json is damaged .*: restore it, or start a new data folder"):
+        open_backbone(tmp_path)
+
+
 def test_the_preprocessing_is_the_models_own_and_travels_with_it(folder: Path, tmp_path: Path) -> None:
     name = "vit_tiny_patch16_224"
     save_file(timm.create_model(name).state_dict(), tmp_path / "vit.safetensors")
@@ -340,11 +362,9 @@ def timms_feature(name: str, file: Path, pixels: Any) -> Any:
 
 
 @pytest.mark.parametrize("blocks", [1, 2, 12])
-@pytest.mark.parametrize("kind", ["random", "trained"])
+@pytest.mark.parametrize("kind", ["random", pytest.param("trained", marks=needs_shared)])
 def test_the_frozen_task_gives_timms_own_feature(kind: str, blocks: int, deit_file: Path, tmp_path: Path) -> None:
-    file = deit_file if kind == "random" else SHARED / f"{DEIT}.safetensors"
-    if not file.is_file():
-        pytest.skip(f"no trained weights at {file}")
+    file = deit_file if kind == "random" else DEIT_WEIGHTS
     backbone = open_backbone(tmp_path, DEIT, file, blocks)
     assert backbone.norm_w.shape == (2 * blocks + 1, 192)
     pixels = torch.from_numpy(prepared(backbone, 1, 2))

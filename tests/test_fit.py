@@ -44,7 +44,9 @@ def counted(images: int, replayed: int = 0, **chosen: Any) -> tuple[Counted, Tas
 
     shared = new_shared(learner.backbone, learner.settings)
     with patch.object(learner.tokens, "get", getting), patch.object(_Network, "step", stepping):
-        fit(learner.tokens, learner.backbone, shared, data, learner.settings, "test", Checkpoint(None), quiet())
+        fit(
+            learner.tokens, learner.backbone, shared, data, learner.settings, "task", "phase", Checkpoint(None), quiet()
+        )
     return out, data, learner.settings
 
 

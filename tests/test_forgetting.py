@@ -7,6 +7,7 @@ from itertools import pairwise
 from unittest.mock import patch
 
 import numpy as np
+import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
@@ -17,7 +18,7 @@ import trainer.fit
 from models import hat
 from models.backbone import Backbone
 from models.model import Gaussians, Model, SharedAdapters, TaskModel
-from models.network import Masks, TaskTensors, fold
+from models.network import Masks, TaskTensors, fold, tensors_of
 from tests.tiny import (
     DIMENSIONS,
     TOKENS,
@@ -31,7 +32,7 @@ from tests.tiny import (
 )
 from trainer.checkpoint import Checkpoint
 from trainer.fit import ADAPTER_PARTS, _Network, grow, new_shared
-from trainer.learner import Learned, Learner, tensors_of
+from trainer.learner import Learned, Learner
 
 slow = settings(max_examples=25, deadline=None)
 histories = st.fixed_dictionaries(
@@ -47,17 +48,17 @@ histories = st.fixed_dictionaries(
 )
 
 
-def any_tokens(count: int = 4) -> Tensor:
-    """Inputs that nobody was trained on, small and large."""
-    generator = torch.Generator().manual_seed(7)
-    return (
-        torch.randn(count, TOKENS, DIMENSIONS, generator=generator) * torch.tensor([0.1, 1.0, 3.0, 30.0])[:, None, None]
-    )
+def any_tokens(seed: int = 7, scale: float = 1.0) -> Tensor:
+    """Four inputs that nobody was trained on."""
+    return scale * torch.randn(4, TOKENS, DIMENSIONS, generator=torch.Generator().manual_seed(seed))
 
 
-def feature(backbone: Backbone, task: TaskTensors, masks: Masks | None = None) -> Tensor:
+inputs = st.builds(any_tokens, st.integers(0, 2**32 - 1), st.floats(0.01, 100))  # small and large
+
+
+def feature(backbone: Backbone, tokens: Tensor, task: TaskTensors, masks: Masks | None = None) -> Tensor:
     with torch.inference_mode():
-        z: Tensor = backbone.blocks(any_tokens(), task, masks)
+        z: Tensor = backbone.blocks(tokens, task, masks)
     return z
 
 
@@ -101,32 +102,36 @@ def same(one: object, other: object) -> bool:
 
 
 @slow
-@given(histories, st.booleans())
-def test_a_later_task_cannot_move_an_earlier_feature(history: dict[str, object], back_update: bool) -> None:
+@given(histories, st.booleans(), inputs)
+def test_a_later_task_cannot_move_an_earlier_feature(
+    history: dict[str, object], back_update: bool, tokens: Tensor
+) -> None:
     learner, learned, _ = learn_history(history, back_update)
     for k in range(len(learned)):
-        at_first = feature(learner.backbone, tensors_of(learned[k].model.tasks[k]))
+        at_first = feature(learner.backbone, tokens, tensors_of(learned[k].model.tasks[k]))
         assert torch.isfinite(at_first).all()
         for later in learned[k + 1 :]:
-            assert torch.equal(feature(learner.backbone, tensors_of(later.model.tasks[k])), at_first)
+            assert torch.equal(feature(learner.backbone, tokens, tensors_of(later.model.tasks[k])), at_first)
 
 
 @slow
-@given(histories)
-def test_a_later_task_cannot_move_an_earlier_feature_in_the_shared_adapters(history: dict[str, object]) -> None:
+@given(histories, inputs)
+def test_a_later_task_cannot_move_an_earlier_feature_in_the_shared_adapters(
+    history: dict[str, object], tokens: Tensor
+) -> None:
     """The served copy is folded, out of reach; here a task's masks are put on the adapters that all are trained in."""
     learner, learned, masks = learn_history(history, back_update=False)
     for k in range(len(learned)):
         task, shared = learned[k].model.tasks[k], learned[k].model.shared
         width = shared.bottleneck
-        at_first = feature(learner.backbone, unfolded(shared, task, width), masks[k])
-        torch.testing.assert_close(at_first, feature(learner.backbone, tensors_of(task)), rtol=1e-3, atol=1e-4)
+        at_first = feature(learner.backbone, tokens, unfolded(shared, task, width), masks[k])
+        torch.testing.assert_close(at_first, feature(learner.backbone, tokens, tensors_of(task)), rtol=1e-3, atol=1e-4)
         for later in learned[k + 1 :]:
             now = later.model.shared
-            assert torch.equal(feature(learner.backbone, unfolded(now, task, width), masks[k]), at_first)
+            assert torch.equal(feature(learner.backbone, tokens, unfolded(now, task, width), masks[k]), at_first)
             # Units that were added since are none of the task's: with their masks at zero they change nothing.
             wider = Masks(F.pad(masks[k].m1, (0, now.bottleneck - width)), masks[k].m2)
-            whole = feature(learner.backbone, unfolded(now, task, now.bottleneck), wider)
+            whole = feature(learner.backbone, tokens, unfolded(now, task, now.bottleneck), wider)
             torch.testing.assert_close(whole, at_first, rtol=1e-3, atol=1e-4)
 
 
@@ -187,6 +192,18 @@ def test_grown_adapters_keep_every_old_unit_in_its_place() -> None:
     assert grown.used1.tolist() == [[1] * 6 + [0] * 6] * 2
     assert grown.adapters.w1[:, 6:].any()
     assert not np.array_equal(grown.adapters.w1[:, 6:], start.adapters.w1)  # new units are not copies of the old
+
+
+def test_adapters_grow_until_the_share_that_is_taken_is_below_the_limit() -> None:
+    start = new_shared(tiny_backbone(), tiny_settings())
+    full = SharedAdapters(start.adapters, np.ones_like(start.used1), start.used2)
+    for limit, units in ((0.9, 12), (0.45, 18), (0.3, 24), (0.15, 42)):
+        grown = grow(full, tiny_settings(grow_when_used=limit))
+        assert grown.bottleneck == units
+        assert grown.used_ratio == pytest.approx(6 / units)
+        assert grown.used_ratio < limit
+        steps = [grown.adapters.w1[:, at : at + 6] for at in range(0, units, 6)]
+        assert not any(np.array_equal(one, other) for one, other in pairwise(steps))  # each step has its own weights
 
 
 def half_taken(seed: int = 0) -> SharedAdapters:
@@ -284,11 +301,21 @@ def test_more_images_of_a_known_class_move_its_statistics_and_heads_only() -> No
     assert after.model.classes == before.model.classes
     assert same(after.model.shared.adapters, before.model.shared.adapters)
     for old, new in zip(before.model.tasks, after.model.tasks, strict=True):
-        assert torch.equal(feature(learner.backbone, tensors_of(new)), feature(learner.backbone, tensors_of(old)))
+        one, other = (feature(learner.backbone, any_tokens(), tensors_of(task)) for task in (old, new))
+        assert torch.equal(one, other)
     counts = [count_of(after.model, k) - count_of(before.model, k) for k in range(2)]
     assert counts == [9, 0]  # one of the ten is held out
     assert same(after.model.tasks[1].head, before.model.tasks[1].head)
     assert not same(after.model.tasks[0].head, before.model.tasks[0].head)
+
+
+def test_more_images_for_the_only_task_move_its_head() -> None:
+    learner = tiny_learner()
+    before = learn_tasks(learner, class_tasks([2]))[0]
+    more = TinyImages().batch(["class 1"], count=10, start=50)
+    after = learner.learn(before.model, before.samples, more, Checkpoint(None), quiet())
+    assert not same(after.model.tasks[0].head, before.model.tasks[0].head)
+    assert np.isfinite(after.model.tasks[0].head.weight).all()
 
 
 def count_of(model: Model, task: int) -> int:

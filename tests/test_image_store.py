@@ -59,6 +59,16 @@ def test_a_removed_image_is_gone_and_removing_it_again_is_no_error(tmp_path: Pat
     store.remove(sha)
     store.remove(sha)
     assert sha not in store
+    assert list((tmp_path / "images").iterdir()) == []
+
+
+def test_a_removed_image_leaves_those_beside_it(tmp_path: Path) -> None:
+    store = ImageStore(tmp_path)
+    sha = store.put(b"picture")
+    beside = tmp_path / "images" / sha[:2] / ("0" * 64)
+    beside.write_bytes(b"another")
+    store.remove(sha)
+    assert beside.exists()
 
 
 @pytest.mark.parametrize("reference", ["", "..", "../" * 3 + "etc/passwd", "A" * 64, "a" * 63, "a" * 64 + "\n"])

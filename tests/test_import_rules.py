@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+from tests.places import ROOT
+
 OURS = {"models", "tasks", "trainer", "service", "openworld"}
 MAY_IMPORT = {
     "models": {"models"},

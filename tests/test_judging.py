@@ -11,7 +11,7 @@ from models.model import Model
 from models.rules import Rule
 from tests.tiny import bare_model, class_tasks, learn_tasks, tiny_learner, tiny_settings
 from trainer.gate import judge
-from trainer.judging import accuracy, auc, held_out_evidence, task_auc
+from trainer.judging import auc, held_out_evidence, is_right, task_auc
 from trainer.memory import HeldOut
 
 Floats = NDArray[np.float64]
@@ -37,7 +37,7 @@ def evidence(distances: Sequence[Sequence[float]]) -> Evidence:
 
 
 def test_accuracy_asks_for_the_own_class_among_all_that_are_known() -> None:
-    found = accuracy(CHILD, evidence([[1, 2, 3], [1, 2, 3], [3, 2, 1], [3, 2, 1]]), ["a", "b", "c", "never learned"])
+    found = is_right(CHILD, evidence([[1, 2, 3], [1, 2, 3], [3, 2, 1], [3, 2, 1]]), ["a", "b", "c", "never learned"])
     assert found.tolist() == [True, False, True, False]
 
 

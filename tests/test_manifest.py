@@ -10,24 +10,7 @@ from pydantic import ValidationError
 
 from models.errors import CorruptVersion, StoreError
 from models.manifest import SCHEMA, FileEntry, Manifest
-
-
-def a_manifest(**changes: Any) -> Manifest:
-    fields: dict[str, Any] = {
-        "parent": None,
-        "task_id": "task-1",
-        "tasks": [["cat", "dög"]],
-        "backbone": {"name": "tiny"},
-        "backbone_sha256": "b" * 64,
-        "preprocessing_sha256": "c" * 64,
-        "graphs": {},
-        "rule": {"name": "paper"},
-        "threshold": 0.25,
-        "metrics": {"accuracy": 0.9},
-        "settings": {"epochs": 3},
-        "data_sha256": "d" * 64,
-    }
-    return Manifest(**(fields | changes))
+from tests.manifests import a_manifest
 
 
 def changed(**changes: Any) -> bytes:

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models.errors import BatchError
+from tasks.class_names import NAMED
 from tests.tiny import TinyImages, class_tasks, learn_tasks, quiet, tiny_learner
 from trainer.checkpoint import Checkpoint
 from trainer.events import Progress
@@ -155,6 +156,17 @@ def test_a_batch_with_more_classes_than_the_memory_holds_is_refused_before_it_is
     assert heard == []  # not even read
 
 
+@pytest.mark.parametrize("known", [False, True])
+def test_a_new_class_with_one_image_is_refused_before_it_is_trained(known: bool) -> None:
+    learner, heard = tiny_learner(), []
+    parent = learn_tasks(learner, class_tasks([2]))[0]
+    images = TinyImages().batch(["lone"], count=1) | (TinyImages().batch(["class 0"], start=20) if known else {})
+    progress = Progress("task", lambda event: heard.append(event.phase))
+    with pytest.raises(BatchError, match="class 'lone' is new and has one image: add another"):
+        learner.learn(parent.model, parent.samples, images, Checkpoint(None), progress)
+    assert heard == []
+
+
 # What a batch brings that is new.
 
 LEARNED = Samples(seen={"cat": ("c1", "c2"), "dog": ("d1",)})
@@ -174,9 +186,22 @@ def test_an_image_learned_under_another_label_is_refused_with_both_labels() -> N
     with pytest.raises(BatchError) as caught:
         unseen({"cow": ["w1", "c1"], "cat": ["d1", "c2"]}, LEARNED)
     assert caught.value.problems == [
-        "image d1 is 'cat' here, but was learned as 'dog': leave it out, or keep its label",
-        "image c1 is 'cow' here, but was learned as 'cat': leave it out, or keep its label",
+        "d1 is 'cat' here, but was learned as 'dog': leave it out",
+        "c1 is 'cow' here, but was learned as 'cat': leave it out",
     ]
+
+
+def test_an_image_learned_under_another_label_is_named_by_its_file() -> None:
+    with pytest.raises(BatchError, match=r"^holidays/7\.jpg is 'cow' here, but was learned as 'cat'"):
+        unseen({"cow": ["w1", "c1"]}, LEARNED, {"c1": "holidays/7.jpg", "w1": "holidays/8.jpg"})
+
+
+def test_a_whole_class_learned_under_another_label_is_a_short_list() -> None:
+    learned = Samples(seen={"cat": tuple(f"c{i}" for i in range(500))})
+    with pytest.raises(BatchError) as caught:
+        unseen({"cow": list(learned.seen["cat"])}, learned)
+    assert len(caught.value.problems) == NAMED + 1
+    assert caught.value.problems[-1].startswith(f"and {500 - NAMED} more images that were learned under another label")
 
 
 def test_what_was_seen_grows_class_by_class() -> None:

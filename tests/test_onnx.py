@@ -37,13 +37,13 @@ from models.gaussians import Gaussians
 from models.images import load_pixels
 from models.manifest import Manifest
 from models.model import Adapters, Head, Model, TaskModel
-from models.network import TaskTensors
+from models.network import TaskTensors, tensors_of
 from models.predictor import Predictor
 from models.runtime import CHUNK, CPU, CUDA, Device, Runtime, choose, confirm, gpu_present
 from models.store import VersionStore
 from trainer.checkpoint import Checkpoint
 from trainer.events import Progress
-from trainer.learner import Learner, tensors_of
+from trainer.learner import Learner
 from trainer.memory import Samples
 from trainer.settings import LearnerSettings
 from trainer.tokens import Tokens

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 from models.evidence import Evidence
 from models.rules import Rule
 from tests.tiny import class_tasks, learn_tasks, tiny_learner
-from trainer.rule_fit import FROZEN_WEIGHTS, fit_rule
+from trainer.rule_fit import CONSTANTS, FROZEN_WEIGHTS, fit_rule
 
 quick = settings(max_examples=20, deadline=None)
 seeds = st.integers(0, 2**32 - 1)
@@ -69,6 +69,55 @@ def test_heads_that_are_too_sure_of_themselves_are_cooled(name: str) -> None:
         for factor in (1.0, 16.0)
     )
     assert sure.constants["temperature"] > calm.constants["temperature"]
+
+
+def preferred(name: str) -> Rule:
+    """What most measured versions ask for: the first of each constant."""
+    return Rule(name, {constant: values[0] for constant, values in CONSTANTS[name].items()})
+
+
+def test_the_preferred_constants_are_those_that_were_measured() -> None:
+    assert preferred("product") == Rule("product", {"temperature": 8.0, "frozen_weight": 0.2})
+
+
+names = st.sampled_from(list(CONSTANTS))
+
+
+@quick
+@given(seeds, names, st.floats(0.1, 30))
+def test_one_class_says_nothing_and_keeps_the_preferred_constants(seed: int, name: str, scale: float) -> None:
+    rng = np.random.default_rng(seed)
+    evidence = Evidence([rng.normal(0, scale, (N, 2))], [rng.uniform(0.5, 30, (N, 1))], rng.uniform(0.5, 10, (N, 1)))
+    assert fit_rule(name, evidence, np.zeros(N, np.int64)) == preferred(name)
+
+
+@quick
+@given(seeds, st.sampled_from(["plain", "paper"]), st.floats(0.1, 2))
+def test_one_task_keeps_the_preferred_temperature_which_changes_no_order_of_its_classes(
+    seed: int, name: str, scale: float
+) -> None:
+    rng = np.random.default_rng(seed)
+    columns = rng.integers(0, C, N)
+    logits = rng.normal(0, scale, (N, C + 1))
+    logits[:, :C] += scale * np.eye(C)[columns]
+    evidence = Evidence([logits], [rng.uniform(0.5, 30, (N, C))], rng.uniform(0.5, 10, (N, C)))
+    assert fit_rule(name, evidence, columns) == preferred(name)
+
+
+@quick
+@given(seeds, names, st.sampled_from([[C], [2, 2]]))
+def test_perfectly_separated_images_keep_the_preferred_constants(seed: int, name: str, counts: list[int]) -> None:
+    """Heads that are sure and right, tasks and classes that lie far apart."""
+    rng = np.random.default_rng(seed)
+    columns = rng.integers(0, C, N)
+    logits, distances, first = [], [], 0
+    for count in counts:
+        own = np.eye(C)[columns][:, first : first + count]
+        logits.append(np.hstack([own, 1 - own.sum(axis=1, keepdims=True)]) * 20 + rng.normal(0, 0.1, (N, count + 1)))
+        distances.append(30.0 - 25.0 * own)
+        first += count
+    evidence = Evidence(logits, distances, 40.0 - 35.0 * np.eye(C)[columns])
+    assert fit_rule(name, evidence, columns) == preferred(name)
 
 
 def test_a_rule_without_constants_has_nothing_to_fit() -> None:

@@ -127,7 +127,7 @@ def test_extreme_evidence_stays_finite_and_ordered() -> None:
 
 def test_an_unknown_rule_is_named_with_those_that_are_known() -> None:
     with pytest.raises(ValueError, match="unknown rule 'magic'; this release knows paper, product"):
-        Rule("magic").log_scores(random_evidence(0, [1]))
+        Rule.from_dict({"name": "magic", "constants": {}})
 
 
 def test_a_rule_survives_json() -> None:

@@ -22,11 +22,12 @@ from hypothesis.extra import numpy as hnp
 from models.errors import CorruptVersion, NothingLearned, StaleParent, StoreError
 from models.manifest import Manifest
 from models.store import VersionStore
+from tests.manifests import a_manifest
+from tests.places import ROOT
 
 STEPS = ["started", "written", "renamed", "logged", "promoted"]
 TENSORS = {"head.0": np.arange(6, dtype=np.float32).reshape(2, 3), "mask": np.array([True, False])}
 SAMPLES = {"memory": [["cat", "ab12"]]}
-ROOT = Path(__file__).resolve().parents[1]
 
 # What a trainer does with a task, as a program of its own: it can be killed at a step, or raced against its like.
 TRAINER = """
@@ -51,24 +52,6 @@ try:
 except StaleParent:
     print("stale")
 """
-
-
-def a_manifest(task_id: str = "task-1", parent: int | None = None, **changes: Any) -> Manifest:
-    fields: dict[str, Any] = {
-        "parent": parent,
-        "task_id": task_id,
-        "tasks": [["cat", "dog"]],
-        "backbone": {"name": "tiny"},
-        "backbone_sha256": "b" * 64,
-        "preprocessing_sha256": "c" * 64,
-        "graphs": {},
-        "rule": {"name": "paper"},
-        "threshold": 0.25,
-        "metrics": {"accuracy": 0.9},
-        "settings": {},
-        "data_sha256": "d" * 64,
-    }
-    return Manifest(**(fields | changes))
 
 
 def publish(store: VersionStore, task_id: str, parent: int | None, **changes: Any) -> int:
@@ -223,7 +206,7 @@ def test_a_version_of_another_backbone_is_refused_and_both_are_named(store: Vers
 def test_a_damaged_current_is_said_and_repaired_by_activating(store: VersionStore) -> None:
     publish(store, "task-1", None)
     (store.root / "CURRENT").write_bytes(b"\x00\x00")
-    with pytest.raises(CorruptVersion, match=r"CURRENT: .* activate a version"):
+    with pytest.raises(CorruptVersion, match=r"CURRENT: .* openworld versions --activate N"):
         store.load()
     store.activate(1, "operator", "repair")
     assert store.load().manifest.version == 1
@@ -350,6 +333,19 @@ def test_a_task_retried_on_a_newer_parent_replaces_what_its_killed_attempt_left(
     assert publish(store, "killed", 3) == 3 + 1
     assert store.versions() == [1, 3, 4]
     assert store.find_task("killed") == 4
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_what_a_killed_attempt_left_is_promoted_only_if_it_is_what_would_be_written(
+    store: VersionStore, same: bool
+) -> None:
+    leave_unfinished(store, a_manifest("killed"))
+    left = store.folder(1).stat().st_ino
+    tensors, samples = ({"w": np.ones(3)}, {}) if same else (TENSORS, SAMPLES)
+    published = store.publish(a_manifest("killed"), tensors, samples)
+    assert (store.folder(published.version).stat().st_ino == left) == same
+    assert store.load().tensors.keys() == tensors.keys()
+    assert len(store.versions()) == 1
 
 
 def test_an_unfinished_version_that_is_damaged_is_made_anew(store: VersionStore) -> None:

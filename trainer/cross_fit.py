@@ -8,13 +8,14 @@ of it is a difference, image by image, between being held out and being trained 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from models.evidence import Evidence, gather
 from models.model import Model
+from models.network import tensors_of
+from models.rules import SMALLEST_DISTANCE
 from trainer.fit import Fitted, TaskData
 from trainer.memory import HeldOut, folds
 
@@ -43,26 +44,30 @@ def cross_fit(
         part = TaskData([data.keys[i] for i in outside], labels[outside].tolist(), data.classes, data.replay)
         without = assemble(part, run(part, f"{name}, fold {fold + 1} of {learner.settings.folds}"))
         keys = [data.keys[i] for i in inside]
-        apart, together = _last_task(learner, without, keys), _last_task(learner, model, keys)
-        for row, i in enumerate(inside):
-            out.append(
-                HeldOut(
-                    key=data.keys[i],
-                    label=classes[labels[i]],
-                    logit_shift=tuple((apart.logits[0][row] - together.logits[0][row]).tolist()),
-                    distance_ratio=tuple(_ratio(apart.distances[0][row], together.distances[0][row])),
-                    frozen_ratio=tuple(_ratio(apart.frozen[row], together.frozen[row])),
-                )
+        apart = _newest(learner, without, keys)
+        together = _newest(learner, model, keys, labels[inside])
+        out += [
+            HeldOut(
+                key=key,
+                label=classes[labels[i]],
+                logit_shift=tuple((apart.logits[row] - together.logits[row]).tolist()),
+                distance_ratio=tuple((apart.distances[row] / together.distances[row]).tolist()),
             )
+            for row, (i, key) in enumerate(zip(inside, keys, strict=True))
+        ]
     return out
 
 
-def _last_task(learner: Learner, model: Model, keys: Sequence[str]) -> Evidence:
-    """The evidence of the model's newest task alone."""
-    evidence = gather(model, learner.features(model, keys))
-    count = len(model.tasks[-1].classes)
-    return Evidence(evidence.logits[-1:], evidence.distances[-1:], evidence.frozen[:, -count:])
+class _Newest(NamedTuple):
+    """What the model's newest task says of some images."""
+
+    logits: NDArray[np.float64]
+    distances: NDArray[np.float64]
 
 
-def _ratio(apart: NDArray[np.float64], together: NDArray[np.float64]) -> list[float]:
-    return [float(x) for x in apart / np.maximum(together, 1e-9)]
+def _newest(learner: Learner, model: Model, keys: Sequence[str], labels: NDArray[np.int64] | None = None) -> _Newest:
+    """`labels`: the images' classes, where the task's statistics were fitted on them too."""
+    task = model.tasks[-1]
+    z = learner.tokens.features(keys, tensors_of(task))
+    distances = task.gaussians.distances(z) if labels is None else task.gaussians.distances_without(z, labels)
+    return _Newest(task.head.logits(z), np.maximum(distances, SMALLEST_DISTANCE))

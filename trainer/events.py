@@ -21,6 +21,7 @@ class Event:
 
 
 Listener = Callable[[Event], None]
+SPEAKS_FROM = 0.05  # of the work: an image read takes longer than one trained on, and is no measure of it
 
 
 class Progress:
@@ -45,7 +46,7 @@ class Progress:
         self._done += work
         own = self._done - self._skipped
         left = None
-        if own > 0:
+        if own > SPEAKS_FROM * self._total:
             left = (self._clock() - self._started) / own * max(self._total - self._done, 0.0)
         share = min(self._done / self._total, 1.0) if self._total else 1.0
         self._listener(Event(self._task, phase, epoch, epochs, loss, share, left))

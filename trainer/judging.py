@@ -15,15 +15,17 @@ from trainer.memory import HeldOut
 def held_out_evidence(model: Model, features: Features, held_out: Sequence[HeldOut]) -> Evidence:
     """The evidence of held-out images; cross-fitted ones as their folds would have seen them."""
     evidence = gather(model, features)
-    offsets = np.cumsum([0, *(len(task.classes) for task in model.tasks)])
-    task_of = dict(zip(model.classes, model.task_of_class.tolist(), strict=True))
-    for row, sample in enumerate(held_out):
-        task = task_of.get(sample.label)
-        if task is None or not sample.logit_shift:
-            continue
-        evidence.logits[task][row] += sample.logit_shift
-        evidence.distances[task][row] *= sample.distance_ratio
-        evidence.frozen[row, offsets[task] : offsets[task + 1]] *= sample.frozen_ratio
+    column = {name: c for c, name in enumerate(model.classes)}
+    fitted = [row for row, sample in enumerate(held_out) if sample.trained_on and sample.label in column]
+    columns = np.array([column[held_out[row].label] for row in fitted], np.int64)
+    evidence.frozen[fitted] = model.frozen.distances_without(features.frozen[fitted], columns)
+    for k, task in enumerate(model.tasks):
+        own = [row for row in fitted if held_out[row].label in task.classes]
+        labels = np.array([task.classes.index(held_out[row].label) for row in own], np.int64)
+        distances = task.gaussians.distances_without(features.tasks[k][own], labels)
+        for row, distance in zip(own, distances, strict=True):
+            evidence.distances[k][row] = distance * held_out[row].distance_ratio
+            evidence.logits[k][row] += held_out[row].logit_shift
     return evidence
 
 

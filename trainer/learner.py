@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from models.backbone import Backbone
@@ -15,7 +14,7 @@ from models.errors import BatchError
 from models.evidence import Features
 from models.gaussians import Gaussians
 from models.model import Adapters, Head, Model, TaskModel
-from models.network import TaskTensors
+from models.network import tensors_of
 from models.rules import Rule
 from trainer.back_update import back_update
 from trainer.checkpoint import Checkpoint
@@ -249,9 +248,3 @@ class Learner:
         verdict = judge(parent if parent.tasks else None, model, before, after, labels, self.settings)
         progress.report("evaluating", 1, 1, len(keys) * len(model.tasks))
         return model, verdict
-
-
-def tensors_of(task: TaskModel) -> TaskTensors:
-    """A learned task's arrays as the network takes them."""
-    a = task.adapters
-    return TaskTensors(*(torch.from_numpy(x) for x in (a.w1, a.b1, a.w2, a.b2, task.norm_w, task.norm_b)))

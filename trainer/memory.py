@@ -22,15 +22,18 @@ HELD_OUT_A_CLASS = 50  # enough for a quantile; more would only cost time at eac
 class HeldOut:
     """An image that judges. With few images a class all are trained on, and cross-fit says what each would have got.
 
-    The three tuples, one entry a class of the image's task (and `ood`, for the logits), are the difference between an
-    image that was trained on and one that was not, as the folds of its own task measured it.
+    The two tuples, one entry a class of the image's task (and `ood`, for the logits), are what training on the image
+    does to its evidence, as the folds of its own task measured it. They are empty for an image that was held out.
     """
 
     key: str
     label: str
     logit_shift: tuple[float, ...] = ()  # held-out logits minus trained-on logits
-    distance_ratio: tuple[float, ...] = ()  # held-out distance over trained-on distance
-    frozen_ratio: tuple[float, ...] = ()  # the same for the frozen backbone's distances
+    distance_ratio: tuple[float, ...] = ()  # held-out distance over the trained-on one, both without it in S
+
+    @property
+    def trained_on(self) -> bool:
+        return bool(self.logit_shift)
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,7 @@ class Samples:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Samples:
-        parts = ("logit_shift", "distance_ratio", "frozen_ratio")
+        parts = ("logit_shift", "distance_ratio")
         held_out = [
             HeldOut(row["key"], row["label"], *(tuple(row[part]) for part in parts)) for row in data["held_out"]
         ]

@@ -13,10 +13,11 @@ from benchmarks.accuracy.metrics import Result, Step, measure
 from models.backbone import Backbone
 from models.evidence import Features, gather
 from models.model import Head, Model
+from models.network import tensors_of
 from trainer.checkpoint import Checkpoint
 from trainer.events import Event, Progress
 from trainer.judging import held_out_evidence
-from trainer.learner import Learner, tensors_of
+from trainer.learner import Learner
 from trainer.memory import Samples
 from trainer.rule_fit import fit_rule
 from trainer.settings import LearnerSettings

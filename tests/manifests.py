@@ -1,0 +1,40 @@
+"""Manifests for the tests: one that nothing stands behind, and one of a real model."""
+
+from typing import Any
+
+from models.manifest import Manifest
+from models.model import Model
+from models.spec import BackboneSpec
+
+
+def a_manifest(task_id: str = "task-1", parent: int | None = None, **changes: Any) -> Manifest:
+    """A valid manifest, with these fields changed."""
+    fields: dict[str, Any] = {
+        "parent": parent,
+        "task_id": task_id,
+        "tasks": [["cat", "dög"]],
+        "backbone": {"name": "tiny"},
+        "backbone_sha256": "b" * 64,
+        "preprocessing_sha256": "c" * 64,
+        "graphs": {},
+        "rule": {"name": "paper"},
+        "threshold": 0.25,
+        "metrics": {"accuracy": 0.9},
+        "settings": {"epochs": 3},
+        "data_sha256": "d" * 64,
+    }
+    return Manifest(**(fields | changes))
+
+
+def manifest_of(model: Model, spec: BackboneSpec, **changes: Any) -> Manifest:
+    """The manifest that a version of this model has."""
+    own: dict[str, Any] = {
+        "task_id": f"task-{len(model.tasks)}",
+        "tasks": [list(task.classes) for task in model.tasks],
+        "backbone": spec.to_dict(),
+        "backbone_sha256": spec.sha256,
+        "preprocessing_sha256": spec.preprocessing.sha256,
+        "rule": model.rule.to_dict(),
+        "threshold": float(model.calibration.threshold[0]),
+    }
+    return a_manifest(**(own | changes))
