@@ -24,12 +24,13 @@ class Gaussians:
     counts: NDArray[np.int64]  # (C,)
     basis: Floats  # (r, d), orthonormal rows
     eigenvalues: Floats  # (r,)
+    weights: Floats  # (C,), what one sample of a class weighs in S; over all samples they sum to 1
 
     @classmethod
     def empty(cls, dimensions: int) -> Gaussians:
         """No class yet: what a model that has learned nothing knows."""
         nothing = np.zeros((0, dimensions))
-        return cls(nothing, np.zeros(0, np.int64), nothing, np.zeros(0))
+        return cls(nothing, np.zeros(0, np.int64), nothing, np.zeros(0), np.zeros(0))
 
     @classmethod
     def fit(cls, features: NDArray[np.floating], labels: NDArray[np.integer], classes: int) -> Gaussians:
@@ -39,17 +40,22 @@ class Gaussians:
         if (counts == 0).any():
             raise ValueError(f"no sample for class {int(np.argmin(counts))}")
         means = np.stack([x[labels == c].mean(axis=0) for c in range(classes)])
-        # Each row is scaled so that the sum of outer products is the mean over classes of (1/n_c) sum (x-mu)(x-mu)'.
-        rows = (x - means[labels]) / np.sqrt(counts[labels] * classes)[:, None]
-        return cls(means, counts, *_eigen(rows))
+        weights = 1 / (counts * classes)  # S is the mean over classes of (1/n_c) sum (x - mu_c)(x - mu_c)'
+        rows = (x - means[labels]) * np.sqrt(weights[labels])[:, None]
+        return cls(means, counts, *_eigen(rows), weights)
 
     def with_classes(self, features: NDArray[np.floating], labels: NDArray[np.integer], classes: int) -> Gaussians:
         """Add `classes` new classes (labels 0..classes-1); the covariance stays the pooled one over all samples."""
         x = np.asarray(features, np.float64)
         counts = np.bincount(labels, minlength=classes).astype(np.int64)
         means = np.stack([x[labels == c].mean(axis=0) for c in range(classes)])
-        grown = replace(self, means=np.concatenate([self.means, means]), counts=np.concatenate([self.counts, counts]))
-        return grown._pool(x - means[labels], int(counts.sum()))
+        grown = replace(
+            self,
+            means=np.concatenate([self.means, means]),
+            counts=np.concatenate([self.counts, counts]),
+            weights=np.concatenate([self.weights, np.zeros(classes)]),
+        )
+        return grown._pool(x - means[labels], np.concatenate([np.zeros_like(self.counts), counts]))
 
     def with_samples(self, features: NDArray[np.floating], labels: NDArray[np.integer]) -> Gaussians:
         """More samples of known classes: means as if from the start, the covariance pooled, an image weighing as any.
@@ -66,14 +72,16 @@ class Gaussians:
             rows += [own - fresh, shift[None]]
             counts[c] += len(own)
             means[c] += (fresh - means[c]) * (len(own) / counts[c])
-        return replace(self, means=means, counts=counts)._pool(np.concatenate(rows), len(x))
+        return replace(self, means=means, counts=counts)._pool(np.concatenate(rows), counts - self.counts)
 
-    def _pool(self, rows: Floats, added: int) -> Gaussians:
-        """The covariance when `rows` (added samples, centred) join the samples that it was made from."""
+    def _pool(self, rows: Floats, added: NDArray[np.int64]) -> Gaussians:
+        """The covariance when `rows`, the centred samples added to each class, join those that it was made from."""
         total = int(self.counts.sum())
-        old = self.basis * np.sqrt(self.eigenvalues * (total - added) / total)[:, None]
+        share = (total - int(added.sum())) / total  # of the samples that were there
+        old = self.basis * np.sqrt(self.eigenvalues * share)[:, None]
         basis, eigenvalues = _eigen(np.concatenate([old, rows / np.sqrt(total)]))
-        return replace(self, basis=basis, eigenvalues=eigenvalues)
+        weights = ((self.counts - added) * self.weights * share + added / total) / self.counts
+        return replace(self, basis=basis, eigenvalues=eigenvalues, weights=weights)
 
     @property
     def shrinkage(self) -> float:
@@ -145,7 +153,7 @@ class Gaussians:
         gap = 1 / scale - 1 / floor  # the precision along the basis, relative to the floor's
         u = x - self.means[labels]  # (n, d)
         pu = u / floor + ((u @ self.basis.T) * gap) @ self.basis  # S^-1 u
-        kappa = (1 - self.shrinkage) * n / ((n - 1) * self.counts.sum())
+        kappa = (1 - self.shrinkage) * self.weights[labels] * n / (n - 1)
         rest = np.maximum(1 - kappa * (u * pu).sum(axis=1), 1e-9)
         squared = self.distances(x) ** 2
         across = np.einsum("nd,ncd->nc", pu, x[:, None] - self.means)  # (x - mu_c)' S^-1 u

@@ -76,7 +76,7 @@ def test_draws_keep_a_head_from_doubting_its_classes_when_the_memory_has_hardly_
     """One image a class, far from the others on the side that its class is not: alone it moves the border too far."""
     own = np.array([[2, -2, 0], [-2, -2, 0]], np.float32)
     others = np.concatenate([around([2, 1.2, 0], 20, 5), around([-2, 1.2, 0], 20, 6)])
-    alone = Gaussians(own.astype(np.float64), np.ones(2, np.int64), np.eye(3), np.full(3, 1e-9))
+    alone = Gaussians(own.astype(np.float64), np.ones(2, np.int64), np.eye(3), np.full(3, 1e-9), np.full(2, 0.5))
     fresh, truth = draws(200, 1)
     settings, sure = tiny_settings(back_epochs=40, back_batch=16), []
     for gaussians in (GAUSSIANS, alone):
@@ -209,3 +209,22 @@ def test_every_earlier_head_is_updated_on_its_own_tasks_features() -> None:
         assert len(others) == len(rest) + 9
         assert nearest(z(rest), others) < 1e-5
         assert nearest(others, z(rest + trained_on)) < 1e-5
+
+
+@pytest.mark.parametrize("memory", [4, 500])
+def test_a_class_extended_by_very_many_images_does_not_swallow_its_sibling(memory: int) -> None:
+    """Two images of each class in the memory, then sixty of one of them, whether or not the memory is full."""
+    right: list[list[float]] = []
+    for seed in range(3):
+        chosen = {"epochs": 8, "learning_rate": 0.1, "sparsity": 0.1, "back_epochs": 10, "seed": seed}
+        learner, source = tiny_learner(memory=memory, noise=120.0, **chosen), TinyImages(120.0)
+        parent = learn_tasks(learner, class_tasks([2], images=3))[0]
+        assert {name: len(keys) for name, keys in parent.samples.memory.items()} == {"class 0": 2, "class 1": 2}
+        more = source.batch(["class 0"], count=60, start=100)
+        child = learner.learn(parent.model, parent.samples, more, Checkpoint(None), quiet())
+        sibling = source.batch(["class 1"], count=40, start=500)["class 1"]
+        z = learner.tokens.features(sibling, tensors_of(child.model.tasks[0]))
+        heads = [model.tasks[0].head for model in (parent.model, child.model)]
+        right.append([float((head.logits(z)[:, :2].argmax(axis=1) == 1).mean()) for head in heads])
+    before, after = np.mean(right, axis=0)
+    assert after >= before - 0.1

@@ -173,15 +173,15 @@ def test_back_updating_moves_the_heads_of_earlier_tasks_and_nothing_else(
 
 
 def test_adapters_grow_when_a_layer_is_nearly_full_and_not_before() -> None:
-    tight = learn_tasks(tiny_learner(grow_when_used=0.15), class_tasks([1, 1]))
-    assert tight[0].model.shared.used_ratio >= 0.15
+    tight = learn_tasks(tiny_learner(grow_when_used=0.3), class_tasks([1, 1]))
+    assert tight[0].model.shared.used_ratio >= 0.3
     assert [one.model.shared.bottleneck for one in tight] == [6, 12]
     roomy = learn_tasks(tiny_learner(grow_when_used=1.0, bottleneck=32), class_tasks([1, 1]))
     assert [one.model.shared.bottleneck for one in roomy] == [32, 32]
 
 
 def test_grown_adapters_keep_every_old_unit_in_its_place() -> None:
-    backbone, chosen = tiny_backbone(), tiny_settings(grow_when_used=0.5)
+    backbone, chosen = tiny_backbone(), tiny_settings(grow_when_used=0.6)
     start = new_shared(backbone, chosen)
     assert grow(start, chosen) is start
     full = SharedAdapters(start.adapters, np.ones_like(start.used1), start.used2)

@@ -55,7 +55,7 @@ def test_distances_are_scipys_mahalanobis(seed: int, counts: list[int], d: int) 
 
 def test_distances_by_hand() -> None:
     # One class at (1, 0) with variance 4 along the first axis and 1 along the second, no shrinkage to speak of.
-    gaussians = Gaussians(np.array([[1.0, 0.0]]), np.array([10**9]), np.eye(2), np.array([4.0, 1.0]))
+    gaussians = Gaussians(np.array([[1.0, 0.0]]), np.array([10**9]), np.eye(2), np.array([4.0, 1.0]), np.array([1e-9]))
     np.testing.assert_allclose(
         gaussians.distances(np.array([[5.0, 0.0], [1.0, 3.0], [1.0, 0.0]]))[:, 0], [2, 3, 0], atol=1e-6
     )
@@ -199,3 +199,24 @@ def test_a_class_without_an_image_is_refused() -> None:
 
 def test_nothing_learned_has_distances_to_nothing() -> None:
     assert Gaussians.empty(4).distances(np.ones((3, 4))).shape == (3, 0)
+
+
+@pytest.mark.parametrize("d", [12, 200])
+@pytest.mark.parametrize("counts", [[10, 10], [6, 6, 6], [20, 2], [30, 30, 3]])
+def test_a_sample_left_out_lies_where_a_fit_without_it_says(counts: list[int], d: int) -> None:
+    rng = np.random.default_rng(0)
+    labels = np.repeat(np.arange(len(counts)), counts)
+    x = rng.normal(size=(len(labels), d)) * rng.uniform(0.1, 3, d) + 2 * rng.normal(size=(len(counts), d))[labels]
+    found = Gaussians.fit(x, labels, len(counts)).distances_without(x, labels)
+    for i in range(len(x)):
+        rest = np.arange(len(x)) != i
+        expected = Gaussians.fit(x[rest], labels[rest], len(counts)).distances(x[i : i + 1])[0]
+        # The shrinkage is taken for the same, which it is not where one image is half of its class.
+        np.testing.assert_allclose(found[i], expected, rtol=0.1 if min(counts) > 3 else 0.35)
+
+
+def test_a_class_of_one_sample_has_nothing_left_without_it() -> None:
+    x, labels = np.eye(3), np.array([0, 0, 1])
+    with pytest.raises(ValueError, match="nothing left without it"):
+        Gaussians.fit(x, labels, 2).distances_without(x, labels)
+    assert Gaussians.fit(x, labels, 2).distances_without(x[:0], labels[:0]).shape == (0, 2)

@@ -142,14 +142,17 @@ def learned() -> tuple[Model, Features]:
 def test_a_cross_fitted_image_is_judged_as_its_fold_would_have_seen_it(learned: tuple[Model, Features]) -> None:
     model, features = learned
     plain = gather(model, features)
-    first = HeldOut("class 1/40", "class 1", (1.0, -2.0, 0.5), (2.0, 3.0), (1.5, 4.0))
-    second = HeldOut("class 2/41", "class 2", (0.25, 4.0), (5.0,), (6.0,))
+    first = HeldOut("class 1/40", "class 1", (1.0, -2.0, 0.5), (2.0, 3.0))
+    second = HeldOut("class 2/41", "class 2", (0.25, 4.0), (5.0,))
     moved = held_out_evidence(model, features, [first, second])
     np.testing.assert_allclose(moved.logits[0], plain.logits[0] + [[1, -2, 0.5], [0, 0, 0]])
     np.testing.assert_allclose(moved.logits[1], plain.logits[1] + [[0, 0], [0.25, 4]])
-    np.testing.assert_allclose(moved.distances[0], plain.distances[0] * [[2, 3], [1, 1]])
-    np.testing.assert_allclose(moved.distances[1], plain.distances[1] * [[1], [5]])
-    np.testing.assert_allclose(moved.frozen, plain.frozen * [[1.5, 4, 1], [1, 1, 6]])
+    # Its own task and the frozen statistics without the image, its own task's as the fold had them.
+    own = [task.gaussians.distances_without for task in model.tasks]
+    alone = [own[0](features.tasks[0][:1], np.array([1])) * [2, 3], own[1](features.tasks[1][1:], np.array([0])) * 5]
+    np.testing.assert_allclose(moved.distances[0], [*alone[0], plain.distances[0][1]])
+    np.testing.assert_allclose(moved.distances[1], [plain.distances[1][0], *alone[1]])
+    np.testing.assert_allclose(moved.frozen, model.frozen.distances_without(features.frozen, np.array([1, 2])))
 
 
 def test_a_held_out_image_and_one_of_a_class_not_learned_are_judged_as_they_are(
@@ -157,7 +160,7 @@ def test_a_held_out_image_and_one_of_a_class_not_learned_are_judged_as_they_are(
 ) -> None:
     model, features = learned
     plain = gather(model, features)
-    shifted = HeldOut("class 2/41", "never learned", (1.0, 1.0), (2.0,), (2.0,))
+    shifted = HeldOut("class 2/41", "never learned", (1.0, 1.0), (2.0,))
     moved = held_out_evidence(model, features, [HeldOut("class 1/40", "class 1"), shifted])
     np.testing.assert_array_equal(moved.frozen, plain.frozen)
     for k in range(2):

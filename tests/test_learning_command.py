@@ -4,12 +4,10 @@ import errno
 import hashlib
 import io
 import json
-import os
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,18 +20,11 @@ from models import durable
 from models.store import VersionStore
 from openworld.cli import main
 from tests.pictures import write_classes
+from tests.places import ROOT
 
 pytest.importorskip("torch")
+pytestmark = pytest.mark.usefixtures("environment")
 
-ENVIRONMENT = {
-    "OPENWORLD_BACKBONE": "tf_efficientnet_lite0",
-    "OPENWORLD_EPOCHS": "3",
-    "OPENWORLD_FOLDS": "2",
-    "OPENWORLD_DEVICE": "cpu",
-    # One thread: what the tests before this file did to torch's threads then does not matter.
-    "OPENWORLD_THREADS": "1",
-}
-ROOT = Path(__file__).resolve().parent.parent
 COLOURS = {"red": (200, 30, 30), "green": (30, 180, 40), "blue": (30, 50, 200), "white": (235, 235, 235)}
 
 Run = Any
@@ -53,19 +44,12 @@ def batch_of(folder: Path, *names: str, images: range = range(6)) -> Path:
 
 
 def tree(folder: Path) -> dict[str, str]:
-    """Every file with its hash; the lock of a training is empty and stays."""
-    files = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != ".lock")
-    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def environment(torch_as_it_was: None) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        for name in [name for name in os.environ if name.startswith("OPENWORLD_")]:
-            patch.delenv(name)
-        for name, value in ENVIRONMENT.items():
-            patch.setenv(name, value)
-        yield
+    """Every file with its hash and every folder with none; the lock of a training is empty and stays."""
+    paths = (path for path in sorted(folder.rglob("*")) if path.name != ".lock")
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
+        for path in paths
+    }
 
 
 @pytest.fixture(scope="module")
@@ -75,16 +59,16 @@ def batches(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
         first=batch_of(root / "first", "red", "green"),
         second=batch_of(root / "second", "blue", "white"),
         more_red=batch_of(root / "more", "red", images=range(100, 104)),
-        # The pixels of a known class under another name: whatever is learned from it, `red` suffers.
-        wrong=write_classes(root / "wrong", {n: [coloured("red", i, "PNG") for i in at] for n, at in WRONG.items()}),
+        # A known class under other names: nobody could tell them apart, so `red` suffers.
+        wrong=write_classes(root / "wrong", {n: [coloured("red", i) for i in at] for n, at in WRONG.items()}),
     )
 
 
-WRONG = {"crimson": range(0, 6, 2), "scarlet": range(1, 6, 2)}
+WRONG = {"crimson": range(50, 56), "scarlet": range(60, 66)}
 
 
 @pytest.fixture(scope="module")
-def first(batches: SimpleNamespace, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def first(environment: None, batches: SimpleNamespace, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A data folder that has learned one task; never to be changed."""
     data = tmp_path_factory.mktemp("first") / "data"
     assert main(["learn", str(batches.first), "--data", str(data)]) == 0
@@ -223,7 +207,8 @@ def test_an_image_that_was_learned_under_another_label_is_refused(first: Path, t
     clash = write_classes(tmp_path / "clash", {"cherry": [coloured("red", 0), coloured("red", 300)]})
     code, _, err = run("learn", clash, "--data", first)
     assert code == 2
-    assert "is 'cherry' here, but was learned as 'red'" in " ".join(err.split())
+    assert "cherry/0.jpg is 'cherry' here, but was learned as 'red'" in err
+    assert "cherry/1.jpg" not in err
     assert tree(first) == before
 
 
@@ -261,10 +246,16 @@ def test_a_rejected_version_is_kept_aside_and_exits_with_3(data: Path, batches: 
     kept = re.search(r"kept in (.+)", err)
     assert kept
     assert (Path(kept[1]) / "model.safetensors").is_file()
-    assert not any(path.is_dir() for path in (data / "work").iterdir())
     out = run("versions", "--data", data)[1]
     assert "rejected" in out
     assert "crimson, scarlet" in out
+
+    # With larger margins it is judged again, not trained again.
+    code, out, err = run("learn", batches.wrong, "--data", data, "--gate-accuracy", "1", "--gate-auc", "1")
+    assert code == 0, err
+    assert "version 2 is current" in out
+    assert "epoch" not in err
+    assert [path.name for path in (data / "work").iterdir()] == [".lock"]
 
 
 # Mistakes
@@ -412,12 +403,20 @@ def test_a_disk_that_is_full_at_the_end_keeps_the_current_version_and_the_epochs
         code, _, err = run("learn", batches.second, "--data", data)
     assert code == 2
     assert "the disk is full, nothing was published" in err
-    after = tree(data)
-    assert {name: sha for name, sha in after.items() if not name.startswith("work")} == before
+    assert {name: sha for name, sha in tree(data).items() if not name.startswith("work/")} == before
     code, out, err = run("learn", batches.second, "--data", data)
     assert code == 0
     assert "version 2 is current" in out
     assert "task 2: epoch" not in err, "it was trained again"
+
+
+def test_work_that_was_given_up_is_swept_when_a_version_is_published(
+    data: Path, batches: SimpleNamespace, run: Run
+) -> None:
+    (data / "work" / "given up").mkdir()
+    (data / "work" / "given up" / "task 2").write_bytes(b"epochs")
+    assert run("learn", batches.more_red, "--data", data)[0] == 0
+    assert [path.name for path in (data / "work").iterdir()] == [".lock"]
 
 
 # Predicting and listing
@@ -478,3 +477,62 @@ main(["--help"])
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     assert "a first round" in done.stdout
+
+
+# Rolling back
+
+
+@pytest.fixture
+def two_versions(data: Path) -> Path:
+    """As after a second task, which here has learned nothing."""
+    store = VersionStore(data)
+    one = store.load(1)
+    manifest = one.manifest.model_copy(update={"parent": 1, "task_id": "second"})
+    assert store.publish(manifest, one.tensors, one.samples).version == 2
+    return data
+
+
+def test_an_operator_rolls_back_and_forward_from_the_command_line(
+    two_versions: Path, batches: SimpleNamespace, run: Run
+) -> None:
+    code, out, _ = run("versions", "--data", two_versions, "--activate", "1")
+    assert code == 0
+    assert re.search(r"current │ +1 │", out)
+    store = VersionStore(two_versions)
+    assert store.current() == 1
+    assert [(line.version, line.by) for line in store.log()] == [(1, "trainer"), (2, "trainer"), (1, "operator")]
+    assert json.loads(run("versions", "--data", two_versions, "--activate", "2", "--json")[1])["current"] == 2
+    assert store.current() == 2
+    code, out, _ = run("learn", batches.first, "--data", two_versions)
+    assert code == 0
+    assert "already learned as version 1 (version 2 is current: openworld versions --activate 1)" in " ".join(
+        out.split()
+    )
+
+
+@pytest.mark.parametrize("number", ["9", "0", "-1"])
+def test_rolling_back_to_a_version_that_is_not_there_changes_nothing(
+    two_versions: Path, tmp_path: Path, run: Run, number: str
+) -> None:
+    before = tree(two_versions)
+    code, out, err = run("versions", "--data", two_versions, f"--activate={number}")
+    assert (code, out) == (2, "")
+    assert f"there is no version {number}" in err
+    assert tree(two_versions) == before
+    assert run("versions", "--data", tmp_path / "nothing", "--activate", "1")[0] == 2
+    assert not (tmp_path / "nothing").exists()
+
+
+def test_a_damaged_version_is_not_rolled_back_to_and_a_damaged_current_is_repaired(
+    two_versions: Path, run: Run
+) -> None:
+    (two_versions / "versions/000002/samples.json").write_text("{}")
+    (two_versions / "CURRENT").write_text("?")
+    code, _, err = run("versions", "--data", two_versions, "--activate", "2")
+    assert code == 2
+    assert "samples.json" in err
+    code, _, err = run("versions", "--data", two_versions)
+    assert code == 2
+    assert "openworld versions --activate N" in err
+    assert run("versions", "--data", two_versions, "--activate", "1")[0] == 0
+    assert VersionStore(two_versions).current() == 1

@@ -111,7 +111,7 @@ floats = st.lists(st.floats(allow_nan=False, allow_infinity=False), max_size=3).
 @quick
 @given(
     st.dictionaries(st.text(), st.lists(st.text(), max_size=3).map(tuple), max_size=3),
-    st.lists(st.builds(HeldOut, st.text(), st.text(), floats, floats, floats), max_size=3).map(tuple),
+    st.lists(st.builds(HeldOut, st.text(), st.text(), floats, floats), max_size=3).map(tuple),
     st.dictionaries(st.text(), st.lists(st.text(), max_size=3).map(tuple), max_size=3),
 )
 def test_samples_survive_json(

@@ -1,29 +1,23 @@
 """A training that was killed goes on from its last finished epoch and ends with the same bytes."""
 
-import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from models.store import VersionStore
 from openworld.cli import main
 from tests.pictures import picture, write_classes
+from tests.places import ROOT
 
 pytest.importorskip("torch")
 
 EPOCHS = 16
-ENVIRONMENT = {
-    "OPENWORLD_BACKBONE": "tf_efficientnet_lite0",
-    "OPENWORLD_EPOCHS": str(EPOCHS),
-    "OPENWORLD_FOLDS": "2",
-    "OPENWORLD_DEVICE": "cpu",
-    "OPENWORLD_THREADS": "1",
-}
 # The graphs take seconds to export and have no part in what is tested.
 COMMAND = """
 import sys
@@ -36,14 +30,9 @@ sys.exit(main(sys.argv[1:]))
 
 
 @pytest.fixture(scope="module", autouse=True)
-def environment(torch_as_it_was: None) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        for name in [name for name in os.environ if name.startswith("OPENWORLD_")]:
-            patch.delenv(name)
-        for name, value in ENVIRONMENT.items():
-            patch.setenv(name, value)
-        patch.setattr("trainer.publishing.export", lambda backbone: {})
-        yield
+def quick_training(environment: pytest.MonkeyPatch) -> None:
+    environment.setenv("OPENWORLD_EPOCHS", str(EPOCHS))
+    environment.setattr("trainer.publishing.export", lambda backbone: {})
 
 
 @pytest.fixture(scope="module")
@@ -53,14 +42,27 @@ def batch(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(batch: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+def second_batch(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    classes = {"tall": [picture(200 + n, (16, 64)) for n in range(6)]}
+    return write_classes(tmp_path_factory.mktemp("second"), classes)
+
+
+@pytest.fixture(scope="module")
+def learned(batch: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data folder that has learned the batch undisturbed; never to be changed."""
     data = tmp_path_factory.mktemp("undisturbed")
     assert main(["learn", str(batch), "--data", str(data)]) == 0
-    return learned_bytes(data)
+    return data
 
 
-def learned_bytes(data: Path) -> dict[str, bytes]:
-    return {name: (data / "versions/000001" / name).read_bytes() for name in ("model.safetensors", "samples.json")}
+@pytest.fixture(scope="module")
+def undisturbed(learned: Path) -> dict[str, bytes]:
+    return learned_bytes(learned)
+
+
+def learned_bytes(data: Path, version: int = 1) -> dict[str, bytes]:
+    folder = VersionStore(data).folder(version)
+    return {name: (folder / name).read_bytes() for name in ("model.safetensors", "samples.json")}
 
 
 def finished_epochs(data: Path, phase: str) -> int:
@@ -72,8 +74,7 @@ def finished_epochs(data: Path, phase: str) -> int:
 
 def kill_in(phase: str, command: list[str], data: Path) -> None:
     """SIGKILL the command as soon as the phase has finished an epoch."""
-    root = Path(__file__).resolve().parent.parent
-    process = subprocess.Popen([sys.executable, "-c", COMMAND, *command], cwd=root, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen([sys.executable, "-c", COMMAND, *command], cwd=ROOT, stderr=subprocess.DEVNULL)
     try:
         end = time.monotonic() + 120
         while not finished_epochs(data, phase):
@@ -100,6 +101,29 @@ def test_a_killed_training_ends_with_the_same_bytes(
     # It went on: the phases that were finished are not trained again.
     assert f"{phase}: epoch 1/" not in capsys.readouterr().err
     assert not any(path.is_dir() for path in (data / "work").iterdir())
+
+
+def test_a_second_task_killed_in_its_training_ends_with_the_same_bytes(
+    second_batch: Path, learned: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With a parent, its memory replayed and its head back-updated."""
+    folders = [Path(shutil.copytree(learned, tmp_path / name)) for name in ("undisturbed", "killed")]
+    # Noise under three names: whether the gate likes it is not the question.
+    commands = [
+        ["learn", str(second_batch), "--data", str(data), "--gate-accuracy=1", "--gate-auc=1"] for data in folders
+    ]
+    assert main(commands[0]) == 0
+    kill_in("task 2", commands[1], folders[1])
+    assert 0 < finished_epochs(folders[1], "task 2") < EPOCHS, "killed too late to say anything"
+    assert VersionStore(folders[1]).current() == 1
+    assert learned_bytes(folders[1]) == learned_bytes(learned)
+
+    capsys.readouterr()
+    assert main(commands[1]) == 0
+    assert "task 2: epoch 1/" not in capsys.readouterr().err
+    assert learned_bytes(folders[1], 2) == learned_bytes(folders[0], 2)
+    before, after = (VersionStore(folders[1]).load(n).tensors["task.0.head.weight"] for n in (1, 2))
+    assert not np.array_equal(before, after), "nothing was back-updated"
 
 
 def test_an_interrupted_training_says_that_it_can_go_on_and_does(

@@ -92,7 +92,7 @@ def test_one_class_says_nothing_and_keeps_the_preferred_constants(seed: int, nam
 
 
 @quick
-@given(seeds, st.sampled_from(["plain", "paper"]), st.floats(0.1, 2))
+@given(seeds, st.sampled_from(["plain", "paper"]), st.floats(1, 20))
 def test_one_task_keeps_the_preferred_temperature_which_changes_no_order_of_its_classes(
     seed: int, name: str, scale: float
 ) -> None:

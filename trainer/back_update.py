@@ -32,6 +32,10 @@ def back_update(
     """The head after training on its own memory (n, d) as its classes and `others` (m, d) as `ood`, half and half."""
     if len(own) == 0:
         return head
+    # As many of each class: the one that people label most must not swallow its siblings.
+    fewest = int(np.bincount(own_labels)[np.unique(own_labels)].min())
+    chosen = [_some(np.flatnonzero(own_labels == c), fewest, rng) for c in np.unique(own_labels)]
+    own, own_labels = own[np.concatenate(chosen)], own_labels[np.concatenate(chosen)]
     weight = torch.tensor(head.weight, requires_grad=True)
     bias = torch.tensor(head.bias, requires_grad=True)
     optimiser = torch.optim.SGD([weight, bias], lr=settings.back_learning_rate, momentum=settings.momentum)
@@ -61,3 +65,7 @@ def _cycle(count: int, length: int, rng: np.random.Generator) -> NDArray[np.int6
         return np.zeros(0, np.int64)
     passes = [rng.permutation(count) for _ in range(-(-length // count))]
     return np.concatenate(passes)[:length].astype(np.int64)
+
+
+def _some(index: NDArray[np.int64], count: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    return index if len(index) == count else np.sort(rng.choice(index, count, replace=False))

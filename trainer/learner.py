@@ -207,9 +207,7 @@ class Learner:
     ) -> Model:
         """Every earlier head after a new task; after known classes only, the heads that they belong to."""
         arrived = [key for keys in fresh.values() for key in keys]
-        memory: Images = samples.memory
-        if extension:  # balanced, or the class that people label most would swallow its siblings
-            memory = remember(samples.memory, extension, self.settings.memory, rng)
+        memory: Images = merged(samples.memory, extension)
         size = sum(len(keys) for keys in memory.values())
         chosen = [arrived[i] for i in rng.permutation(len(arrived))[:size]]
         heads: dict[int, Head] = {}

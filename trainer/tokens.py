@@ -41,14 +41,25 @@ class Tokens:
     def prepare(self, keys: Sequence[str], views: int = 1, done: Callable[[int], None] = lambda n: None) -> None:
         """Compute what is not there yet, as far as there is room; `done` hears of every chunk."""
         wanted = [(key, view) for key in dict.fromkeys(keys) for view in range(views)]
-        for items, tokens in self._compute([item for item in wanted if item not in self._kept]):
-            for item, row in zip(items, tokens, strict=True):
+        missing = [item for item in wanted if item not in self._kept]
+        for start in range(0, len(missing), CHUNK):
+            chunk = missing[start : start + CHUNK]
+            if self._room > 0:
+                self._fetch(chunk)
+            done(len(chunk))
+
+    def _fetch(self, items: Sequence[Item]) -> dict[Item, Tensor]:
+        """The tokens of all the items; new ones are kept while there is room."""
+        found = {item: self._kept[item] for item in items if item in self._kept}
+        for chunk, tokens in self._compute([item for item in dict.fromkeys(items) if item not in found]):
+            for item, row in zip(chunk, tokens, strict=True):
+                found[item] = row.clone()  # a slice would keep its whole chunk alive
                 if row.nbytes <= self._room:
                     self._room -= row.nbytes
-                    self._kept[item] = row.clone()  # a slice would keep its whole chunk alive
-            done(len(items))
-            if self._room < row.nbytes:
-                return
+                    self._kept[item] = found[item]
+                else:
+                    self._room = 0  # full: no later chunk tries again
+        return found
 
     def _compute(self, items: Sequence[Item]) -> Iterator[tuple[Sequence[Item], Tensor]]:
         with ThreadPoolExecutor(2) as pool:
@@ -70,18 +81,15 @@ class Tokens:
     def get(self, keys: Sequence[str], views: Sequence[int] | None = None) -> Tensor:
         """(n, P, d), on the device."""
         items = list(zip(keys, views or [0] * len(keys), strict=True))
-        extra: dict[Item, Tensor] = {}
-        for chunk, tokens in self._compute([item for item in dict.fromkeys(items) if item not in self._kept]):
-            extra |= dict(zip(chunk, tokens, strict=True))
-        return torch.stack([self._kept[item] if item in self._kept else extra[item] for item in items]).to(self.device)
+        found = self._fetch(items)
+        return torch.stack([found[item] for item in items]).to(self.device)
 
     def features(self, keys: Sequence[str], task: TaskTensors) -> NDArray[np.float32]:
         """z under one task's network: (n, d)."""
         task = TaskTensors(*(tensor.to(self.device) for tensor in task))
         out = [np.zeros((0, self._backbone.spec.dimensions), np.float32)]
         for start in range(0, len(keys), CHUNK):
-            chunk = keys[start : start + CHUNK]
-            self.prepare(chunk)
+            tokens = self.get(keys[start : start + CHUNK])
             with torch.inference_mode():
-                out.append(self._backbone.blocks(self.get(chunk), task).cpu().numpy())
+                out.append(self._backbone.blocks(tokens, task).cpu().numpy())
         return np.concatenate(out)
