@@ -98,7 +98,9 @@ class Learner:
         replay = [key for names in samples.memory.values() for key in names]
         everything = sorted(samples.keys | set(keys))
         passes = len(parent.tasks) + 1  # back-updating and evaluating look at about everything through every task
-        progress.plan(len(everything) * (1 + passes))
+        trained_on = sorted({*keys, *replay})
+        total = len(everything) + (self.settings.views - 1) * len(trained_on)
+        progress.plan(total + len(everything) * passes)
         if new:
             arriving = [key for names in new.values() for key in names]
             data = TaskData(arriving, [], len(new), replay if self.settings.replay else [])
@@ -112,11 +114,10 @@ class Learner:
         def done(n: int) -> None:
             nonlocal seen
             seen += n
-            progress.report("reading", seen, len(everything), n)
+            progress.report("reading", seen, total, n)
 
         self.tokens.prepare(everything, done=done)
-        if self.settings.views > 1:
-            self.tokens.prepare([*keys, *replay], self.settings.views)
+        self.tokens.prepare(trained_on, self.settings.views, done)
 
     def _cross_fits(self, new: Images) -> bool:
         return bool(new) and min(len(keys) for keys in new.values()) < self.settings.hold_out_from
