@@ -36,10 +36,7 @@ class Gaussians:
     def fit(cls, features: NDArray[np.floating], labels: NDArray[np.integer], classes: int) -> Gaussians:
         """Eq. compute_mu and Eq. compute_sigma: class means, and the mean of the classes' covariances."""
         x = np.asarray(features, np.float64)
-        counts = np.bincount(labels, minlength=classes).astype(np.int64)
-        if (counts == 0).any():
-            raise ValueError(f"no sample for class {int(np.argmin(counts))}")
-        means = np.stack([x[labels == c].mean(axis=0) for c in range(classes)])
+        means, counts = _means(x, labels, classes)
         weights = 1 / (counts * classes)  # S is the mean over classes of (1/n_c) sum (x - mu_c)(x - mu_c)'
         rows = (x - means[labels]) * np.sqrt(weights[labels])[:, None]
         return cls(means, counts, *_eigen(rows), weights)
@@ -47,8 +44,7 @@ class Gaussians:
     def with_classes(self, features: NDArray[np.floating], labels: NDArray[np.integer], classes: int) -> Gaussians:
         """Add `classes` new classes (labels 0..classes-1); the covariance stays the pooled one over all samples."""
         x = np.asarray(features, np.float64)
-        counts = np.bincount(labels, minlength=classes).astype(np.int64)
-        means = np.stack([x[labels == c].mean(axis=0) for c in range(classes)])
+        means, counts = _means(x, labels, classes)
         grown = replace(
             self,
             means=np.concatenate([self.means, means]),
@@ -160,6 +156,14 @@ class Gaussians:
         out: Floats = squared + (kappa / rest)[:, None] * across**2
         out[np.arange(len(x)), labels] *= (n / (n - 1)) ** 2  # the class's mean moves away from the sample
         return np.sqrt(out)
+
+
+def _means(x: Floats, labels: NDArray[np.integer], classes: int) -> tuple[Floats, NDArray[np.int64]]:
+    """Each class's mean (C, d) and its number of samples."""
+    counts = np.bincount(labels, minlength=classes).astype(np.int64)
+    if (counts == 0).any():
+        raise ValueError(f"no sample for class {int(np.argmin(counts))}")
+    return np.stack([x[labels == c].mean(axis=0) for c in range(classes)]), counts
 
 
 def _eigen(rows: Floats) -> tuple[Floats, Floats]:

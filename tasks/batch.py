@@ -46,6 +46,11 @@ class LabelledBatch:
         return tuple(self.counts)
 
     @property
+    def keys(self) -> dict[str, list[str]]:
+        """Class -> the hashes of its images."""
+        return {name: [image.sha256 for image in self.images if image.label == name] for name in self.classes}
+
+    @property
     def task_id(self) -> str:
         """The beginning of the hash: short enough for people."""
         return self.sha256[:16]

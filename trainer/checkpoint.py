@@ -50,8 +50,3 @@ class Checkpoint:
         if digest != sha256_bytes(data).encode():
             return 0, {}
         return int.from_bytes(data[:8], "little"), load_tensors(data[8:])
-
-    def remove(self) -> None:
-        """The task is learned: nothing to resume."""
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)

@@ -109,8 +109,7 @@ def _learn(
     parent = _parent(store, learner)
     fingerprint = _fingerprint(batch, parent, settings, device, backbone)
     checkpoint = Checkpoint(_work(store, batch), fingerprint)
-    keys = {name: [image.sha256 for image in batch.images if image.label == name] for name in batch.classes}
-    learned = learner.learn(parent.model, parent.samples, keys, checkpoint, Progress(batch.task_id, listener))
+    learned = learner.learn(parent.model, parent.samples, batch.keys, checkpoint, Progress(batch.task_id, listener))
     manifest = _manifest(batch, parent, settings, backbone, graphs, learned, time.monotonic() - started)
     tensors, samples, verdict = learned.model.tensors(), learned.samples.to_json(), learned.verdict
     if verdict.accepted:
@@ -147,9 +146,8 @@ def _already_learned(store: VersionStore, batch: LabelledBatch) -> Outcome | Non
 def _check_labels(store: VersionStore, batch: LabelledBatch) -> None:
     """Images learned under another label, and batches that bring nothing new, named by their files."""
     if store.current() is not None:
-        images = {name: [image.sha256 for image in batch.images if image.label == name] for name in batch.classes}
         origins = {image.sha256: image.origin for image in batch.images}
-        unseen(images, Samples.from_json(store.load().samples), origins)
+        unseen(batch.keys, Samples.from_json(store.load().samples), origins)
 
 
 def _check_memory(store: VersionStore, batch: LabelledBatch, settings: LearnerSettings) -> None:
