@@ -17,7 +17,7 @@ from models.durable import sha256_bytes, sha256_file, write_durable
 from models.errors import BackboneError
 from models.images import Preprocessing
 from models.network import AdaptedBlock, AdaptedBlocks, Attention, IdentityAttention, TaskTensors
-from models.spec import BackboneSpec
+from models.spec import RECORD, BackboneSpec, recorded_backbone
 from models.weights import HUB_SECONDS, check_strict, create, resolve
 
 
@@ -51,13 +51,9 @@ def open_backbone(
     hub_seconds: float = HUB_SECONDS,
 ) -> Backbone:
     """The backbone that `folder` records; a folder with none gets the one resolved from the other arguments."""
-    record = folder / "backbone.json"
-    if not record.exists():
+    spec = recorded_backbone(folder)
+    if spec is None:
         return _create(folder, name, weights, adapted_blocks, hub_seconds)
-    try:
-        spec = BackboneSpec.from_dict(json.loads(record.read_text()))
-    except (ValueError, KeyError, TypeError) as error:
-        raise BackboneError(f"{record} is damaged ({error!r}): restore it, or start a new data folder") from error
     asked = {"OPENWORLD_BACKBONE": (name, spec.name), "OPENWORLD_ADAPTED_BLOCKS": (adapted_blocks, spec.adapted_blocks)}
     if weights is not None and weights.is_file():
         asked["OPENWORLD_BACKBONE_WEIGHTS"] = (sha256_file(weights), spec.weights_sha256)
@@ -90,7 +86,7 @@ def _create(
     backbone = build(spec, resolved.state)  # before anything is written: a backbone that cannot be cut leaves no trace
     folder.mkdir(parents=True, exist_ok=True)
     write_durable(folder / "backbone.safetensors", data)
-    write_durable(folder / "backbone.json", json.dumps(spec.to_dict(), indent=1, sort_keys=True).encode())
+    write_durable(folder / RECORD, json.dumps(spec.to_dict(), indent=1, sort_keys=True).encode())
     return backbone
 
 

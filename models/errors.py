@@ -7,13 +7,22 @@
     │   └── BrokenImage             the right format, but it cannot be decoded
     ├── BackboneError             no backbone could be loaded, or it is not the recorded one
     ├── BatchError                a labelled batch with problems: all of them, each with its remedy
-    └── StoreError                the version store
-        ├── CorruptVersion          a file is missing, changed, half written or from a newer schema
-        ├── StaleParent             somebody else published first (compare-and-set lost)
-        └── NothingLearned          there is no current version yet
+    ├── StoreError                the version store
+    │   ├── CorruptVersion          a file is missing, changed, half written or from a newer schema
+    │   ├── StaleParent             somebody else published first (compare-and-set lost)
+    │   └── NothingLearned          there is no current version yet
+    └── QueueError                the queue of tasks
+        ├── QueueUnavailable        Redis cannot be reached, or refuses to work
+        ├── QueueFull               too many tasks wait already
+        ├── IdempotencyConflict     the key was used for another batch
+        ├── LeaseLost               somebody else has the task now: stop working on it
+        ├── UnknownTask             no task has this id
+        └── WrongState              what was asked makes no sense for a task that ended like this
 
 Each message says what is wrong and what to do about it; callers turn the type into an exit code or an HTTP status.
 """
+
+from typing import Literal
 
 
 class OpenWorldError(Exception):
@@ -52,8 +61,15 @@ class StoreError(OpenWorldError):
     """The version store could not do what was asked."""
 
 
+Damage = Literal["missing", "changed", "backbone", "schema", "invalid", "runtime"]
+
+
 class CorruptVersion(StoreError):
-    """A version's file is missing, changed, half written, or from a newer schema."""
+    """A version's file is missing, changed, half written, or from a newer schema; `damage` says which, for metrics."""
+
+    def __init__(self, message: str, damage: Damage = "invalid") -> None:
+        super().__init__(message)
+        self.damage: Damage = damage
 
 
 class StaleParent(StoreError):
@@ -62,3 +78,31 @@ class StaleParent(StoreError):
 
 class NothingLearned(StoreError):
     """There is no current version yet."""
+
+
+class QueueError(OpenWorldError):
+    """The queue of tasks could not do what was asked."""
+
+
+class QueueUnavailable(QueueError):
+    """Redis cannot be reached, or refuses to work; what was accepted before is safe."""
+
+
+class QueueFull(QueueError):
+    """Too many tasks wait already."""
+
+
+class IdempotencyConflict(QueueError):
+    """The idempotency key was used for another batch."""
+
+
+class LeaseLost(QueueError):
+    """Somebody else has the task now: whatever this worker did on it counts for nothing."""
+
+
+class UnknownTask(QueueError):
+    """No task has this id, or it ended so long ago that it was forgotten."""
+
+
+class WrongState(QueueError):
+    """What was asked makes no sense for a task that ended like this."""

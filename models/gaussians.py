@@ -9,11 +9,25 @@ non-zero eigenvalues, and shrinkage toward a scaled identity lifts the others to
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
+
+
+class _Fixed(NamedTuple):
+    """What a distance needs and no image changes; computed once, because a server asks for distances all day."""
+
+    centre: Floats  # (d,)
+    means: Floats  # (C, d), seen from the centre
+    squares: Floats  # (C,)
+    weights: Floats  # (r,)
+    projected: Floats  # (C, r)
+    projected_squares: Floats  # (C,)
+    floor: float
 
 
 @dataclass(frozen=True)
@@ -121,17 +135,24 @@ class Gaussians:
         """Mahalanobis distance of each feature (n, d) to each class: (n, C)."""
         if len(self.means) == 0:
             return np.zeros((len(features), 0))
+        fixed = self._fixed
+        x = np.asarray(features, np.float64) - fixed.centre
+        # |x - mu|^2 over the floor, corrected along the basis, where the variance is larger than the floor.
+        plain = ((x**2).sum(1)[:, None] + fixed.squares) - 2 * x @ fixed.means.T
+        px = (x @ self.basis.T) * fixed.weights
+        along = ((px**2).sum(1)[:, None] + fixed.projected_squares) - 2 * px @ fixed.projected.T
+        out: Floats = np.sqrt(np.maximum(plain - along, 0.0) / fixed.floor)
+        return out
+
+    @cached_property
+    def _fixed(self) -> _Fixed:
         scale, floor = self._spectrum()
         # Seen from the middle of the means: squares of large numbers that are nearly equal would lose their digits.
         centre = self.means.mean(axis=0)
-        x, means = np.asarray(features, np.float64) - centre, self.means - centre
-        # |x - mu|^2 over the floor, corrected along the basis, where the variance is larger than the floor.
+        means = self.means - centre
         weights = np.sqrt(np.maximum(0.0, 1 - floor / scale))
-        plain = ((x**2).sum(1)[:, None] + (means**2).sum(1)) - 2 * x @ means.T
-        px, pm = (x @ self.basis.T) * weights, (means @ self.basis.T) * weights
-        along = ((px**2).sum(1)[:, None] + (pm**2).sum(1)) - 2 * px @ pm.T
-        out: Floats = np.sqrt(np.maximum(plain - along, 0.0) / floor)
-        return out
+        projected = (means @ self.basis.T) * weights
+        return _Fixed(centre, means, (means**2).sum(1), weights, projected, (projected**2).sum(1), floor)
 
     def distances_without(self, features: NDArray[np.floating], labels: NDArray[np.integer]) -> Floats:
         """The distances of fitted samples, each as if it alone had been left out of its class and of S: (n, C).

@@ -32,9 +32,9 @@ class FileEntry(BaseModel):
     def check(self, data: bytes, *, name: str) -> None:
         """CorruptVersion, blaming the file `name`, unless these are the very bytes."""
         if len(data) != self.size:
-            raise CorruptVersion(f"{name} has {len(data)} bytes, the manifest says {self.size}")
+            raise CorruptVersion(f"{name} has {len(data)} bytes, the manifest says {self.size}", "changed")
         if sha256_bytes(data) != self.sha256:
-            raise CorruptVersion(f"{name} does not match its sha256: its bytes were changed")
+            raise CorruptVersion(f"{name} does not match its sha256: its bytes were changed", "changed")
 
 
 class Manifest(BaseModel):
@@ -87,7 +87,8 @@ class Manifest(BaseModel):
         if isinstance(schema, int) and schema > SCHEMA:
             raise CorruptVersion(
                 f"{name}: schema_version {schema} is newer than {SCHEMA}, "
-                "the newest that this openworld reads; upgrade openworld"
+                "the newest that this openworld reads; upgrade openworld",
+                "schema",
             )
         # Defaults are for those who write a manifest; one that was written has every field.
         missing = [field for field in cls.model_fields if field not in document]

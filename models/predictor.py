@@ -5,22 +5,34 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from models.answer import Answer, answer
-from models.errors import CorruptVersion, ImageError
+from models.errors import ImageError
 from models.evidence import gather
 from models.images import DEFAULT_LIMITS, ImageLimits, Preprocessing, load_pixels
 from models.loading import read_model
 from models.model import Model
 from models.runtime import CHUNK, Device, Runtime
-from models.store import VersionStore
+from models.runtimes import Runtimes
+from models.store import LoadedVersion, VersionStore
+
+Array = NDArray[np.float32]
+
+
+class Scored(NamedTuple):
+    """An answer, and the frozen backbone's feature that likeness is measured by (None where there is no backbone)."""
+
+    answer: Answer
+    embedding: Array | None
 
 
 @dataclass(frozen=True)
 class Predictor:
-    """One version, loaded and checked."""
+    """One version, loaded and checked. Its methods may be called from several threads."""
 
     version: int
     model: Model
@@ -34,14 +46,23 @@ class Predictor:
     ) -> Predictor:
         """The version, or the current one; NothingLearned when there is none, CorruptVersion when it is not whole."""
         store = VersionStore(root)
-        loaded = store.load(version)
-        number, graphs = loaded.manifest.version, loaded.manifest.graphs
-        missing = [role for role in ("trunk", "blocks") if role not in graphs]
-        if missing:
-            raise CorruptVersion(f"version {number}: its manifest names no graph for {' and '.join(missing)}")
+        return cls.of(store.load(version), Runtimes(store, device, threads))
+
+    @classmethod
+    def of(cls, loaded: LoadedVersion, runtimes: Runtimes, limits: ImageLimits = DEFAULT_LIMITS) -> Predictor:
+        """A version on the runtime that it shares with all others of its backbone."""
         model, preprocessing = read_model(loaded)
-        runtime = Runtime(store.graph_path(graphs["trunk"]), store.graph_path(graphs["blocks"]), device, threads)
-        return cls(number, model, preprocessing, runtime)
+        return cls(loaded.manifest.version, model, preprocessing, runtimes.of(loaded.manifest), limits)
+
+    def decode(self, data: bytes) -> Array:
+        """The pixels of one image: (3, H, W)."""
+        return load_pixels(data, self.preprocessing, self.limits)
+
+    def score(self, pixels: Sequence[Array]) -> list[Scored]:
+        """Every task of the version on every image, in one go."""
+        features = self.runtime.features_of(self.model, np.stack(pixels))
+        answers = answer(self.model, gather(self.model, features))
+        return [Scored(*pair) for pair in zip(answers, features.frozen, strict=True)]
 
     def predict(self, images: Sequence[bytes]) -> list[Answer | ImageError]:
         """An answer an image, in order; an image that cannot be read fails alone, with its error in its place."""
@@ -54,12 +75,8 @@ class Predictor:
         pixels, errors = [], {}
         for place, data in enumerate(images):
             try:
-                pixels.append(load_pixels(data, self.preprocessing, self.limits))
+                pixels.append(self.decode(data))
             except ImageError as error:
                 errors[place] = error
-        answers: list[Answer] = []
-        if pixels:
-            features = self.runtime.features_of(self.model, np.stack(pixels))
-            answers = answer(self.model, gather(self.model, features))
-        read = iter(answers)
-        return [errors[place] if place in errors else next(read) for place in range(len(images))]
+        read = iter(self.score(pixels) if pixels else [])
+        return [errors[place] if place in errors else next(read).answer for place in range(len(images))]

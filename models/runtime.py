@@ -26,6 +26,7 @@ Array = NDArray[np.float32]
 Device = Literal["auto", "cpu", "cuda"]
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 CHUNK = 32  # images a pass: bounded memory, and the cores are busy
+PADDED = (1, 2, 4, 8, 16, CHUNK)  # what a batch on a GPU is filled up to
 
 _LOG_ERRORS = 3  # ONNX Runtime warns of every input that has a default value, which ours have on purpose
 _UNREADABLE = (
@@ -114,15 +115,28 @@ class Runtime:
         out: Array = self._blocks.run(["features"], {"tokens": tokens})[0]
         return out
 
+    def sizes(self, largest: int) -> list[int]:
+        """The batch sizes worth warming up, up to `largest`."""
+        if self.device == "cpu":
+            return [largest]
+        return [size for size in PADDED if size < largest] + [self._padded(largest)]
+
+    def _padded(self, count: int) -> int:
+        """A GPU prepares itself for every new shape, so it gets few of them; a CPU would compute what is padded."""
+        return count if self.device == "cpu" else next((size for size in PADDED if size >= count), count)
+
     def features_of(self, model: Model, pixels: Array) -> Features:
         """Every task's feature and the frozen one, the trunk computed once an image."""
         tasks: list[list[Array]] = [[] for _ in model.tasks]
         frozen: list[Array] = []
         for start in range(0, len(pixels), CHUNK):
-            tokens = self.tokens(pixels[start : start + CHUNK])
-            frozen.append(self.frozen_features(tokens))
+            chunk = pixels[start : start + CHUNK]
+            count = len(chunk)
+            extra = self._padded(count) - count
+            tokens = self.tokens(np.pad(chunk, ((0, extra), (0, 0), (0, 0), (0, 0))) if extra else chunk)
+            frozen.append(self.frozen_features(tokens)[:count])
             for parts, task in zip(tasks, model.tasks, strict=True):
-                parts.append(self.features(tokens, task))
+                parts.append(self.features(tokens, task)[:count])
         nothing = np.zeros((0, self.dimensions), np.float32)
         return Features([np.concatenate([nothing, *parts]) for parts in tasks], np.concatenate([nothing, *frozen]))
 

@@ -5,9 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Literal
 
+from models.errors import BackboneError
 from models.images import Preprocessing
+
+RECORD = "backbone.json"
 
 
 @dataclass(frozen=True)
@@ -34,3 +38,14 @@ class BackboneSpec:
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> BackboneSpec:
         return cls(**{**data, "preprocessing": Preprocessing.from_dict(data["preprocessing"])})
+
+
+def recorded_backbone(folder: Path) -> BackboneSpec | None:
+    """The backbone that a data folder was made with; None before its first task."""
+    path = folder / RECORD
+    try:
+        return BackboneSpec.from_dict(json.loads(path.read_bytes()))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise BackboneError(f"{path} is damaged ({error!r}): restore it, or start a new data folder") from error

@@ -107,7 +107,8 @@ class VersionStore:
         manifest = self.manifest(n)
         if expect_backbone is not None and manifest.backbone_sha256 != expect_backbone:
             raise CorruptVersion(
-                f"version {n}: made with the backbone {manifest.backbone_sha256}, but {expect_backbone} is in use"
+                f"version {n}: made with the backbone {manifest.backbone_sha256}, but {expect_backbone} is in use",
+                "backbone",
             )
         if set(manifest.files) != {TENSORS, SAMPLES}:
             raise CorruptVersion(f"version {n}: {MANIFEST} lists {sorted(manifest.files)}, not {[TENSORS, SAMPLES]}")
@@ -275,17 +276,19 @@ class VersionStore:
         try:
             return (self.folder(n) / name).read_bytes()
         except OSError as error:
-            raise CorruptVersion(f"version {n}: {name} cannot be read: {error.strerror}") from error
+            raise CorruptVersion(f"version {n}: {name} cannot be read: {error.strerror}", "missing") from error
 
     def _verify_graphs(self, manifest: Manifest, who: str) -> None:
         for role, sha256 in manifest.graphs.items():
             try:
                 found = sha256_file(self.graph_path(sha256))
             except OSError as error:
-                raise CorruptVersion(f"{who}: graph {role} ({sha256}) cannot be read: {error.strerror}") from error
+                raise CorruptVersion(
+                    f"{who}: graph {role} ({sha256}) cannot be read: {error.strerror}", "missing"
+                ) from error
             if found != sha256:
                 raise CorruptVersion(
-                    f"{who}: graph {role} ({sha256}) does not match its sha256; its bytes were changed"
+                    f"{who}: graph {role} ({sha256}) does not match its sha256; its bytes were changed", "changed"
                 )
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from models.errors import CorruptVersion, NothingLearned, OpenWorldError
+from models.lineage import lineage, summary
 from models.manifest import Manifest
 from models.store import MANIFEST, VersionStore
 from openworld import tables
@@ -35,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
                 f"there is no version {arguments.activate} in {arguments.data}: see openworld versions"
             )
         store.activate(arguments.activate, "operator", "openworld versions --activate")
-    versions, rejected = list(_versions(store)), list(_rejected(arguments.data))
+    versions, rejected = list(lineage(store)), list(_rejected(arguments.data))
     if arguments.json:
         document = {"current": store.current(), "versions": versions, "rejected": rejected}
         print(json.dumps(document, ensure_ascii=False))
@@ -71,28 +72,6 @@ def current_or_start(store: VersionStore) -> int:
     return current
 
 
-def _versions(store: VersionStore) -> Iterator[dict[str, Any]]:
-    current = store.current()
-    known: dict[int, set[str]] = {}
-    for n in store.versions():
-        try:
-            manifest = store.manifest(n)
-        except CorruptVersion as error:
-            yield {"version": n, "current": n == current, "damaged": str(error)}
-            continue
-        known[n] = {name for names in manifest.tasks for name in names}
-        before = known.get(manifest.parent, set()) if manifest.parent is not None else set()
-        added = [name for names in manifest.tasks for name in names if name not in before]
-        yield {
-            **summary(manifest),
-            "version": n,
-            "current": n == current,
-            "parent": manifest.parent,
-            "added": added,
-            "classes": len(known[n]),
-        }
-
-
 def _rejected(root: Path) -> Iterator[dict[str, Any]]:
     for path in sorted((root / "rejected").glob(f"[!.]*/{MANIFEST}")):
         try:
@@ -100,27 +79,6 @@ def _rejected(root: Path) -> Iterator[dict[str, Any]]:
         except (CorruptVersion, OSError):
             continue  # only kept to be looked at: nothing depends on it
         yield {**summary(manifest), "reason": manifest.metrics.get("rejected", ""), "folder": str(path.parent)}
-
-
-def summary(manifest: Manifest) -> dict[str, Any]:
-    """A version in numbers; held-out images weigh the tasks."""
-    metrics = manifest.metrics
-    reports = metrics.get("tasks", [])
-    return {
-        "task_id": manifest.task_id,
-        "created": manifest.created.isoformat(timespec="seconds"),
-        "learned": metrics.get("images_a_class", {}),
-        "accuracy": _mean(reports, "accuracy_after"),
-        "auc": _mean(reports, "auc_after"),
-        "threshold": manifest.threshold,
-        "capacity": metrics.get("capacity", {}).get("used_max"),
-    }
-
-
-def _mean(reports: list[dict[str, Any]], name: str) -> float | None:
-    rows = [(r[name], r["images"]) for r in reports if r[name] is not None]
-    total = sum(n for _, n in rows)
-    return sum(value * n for value, n in rows) / total if total else None
 
 
 def _row(version: dict[str, Any]) -> list[str]:

@@ -57,7 +57,7 @@ class TinyTrunk(nn.Module):
 
     def forward(self, pixels: Tensor) -> Tensor:  # (N, 3, 8, 8) -> (N, 5, 12)
         patches = nn.functional.conv2d(pixels, self.weight, stride=4).flatten(2).transpose(1, 2)
-        return torch.cat([self.cls.expand(len(pixels), -1, -1), patches], dim=1)
+        return torch.cat([self.cls.expand(pixels.shape[0], -1, -1), patches], dim=1)
 
 
 def tiny_backbone(blocks: int = 1, heads: int = 2, seed: int = 0) -> Backbone:

@@ -1,0 +1,55 @@
+"""The versions as people look at them: what each one learned, how well it did, and what came before it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from models.errors import CorruptVersion
+from models.manifest import Manifest
+from models.store import VersionStore
+
+
+def lineage(store: VersionStore) -> Iterator[dict[str, Any]]:
+    """Every version on disk, oldest first, with what it added to its parent; a damaged one with its reason."""
+    current = store.current()
+    known: dict[int, set[str]] = {}
+    for n in store.versions():
+        try:
+            manifest = store.manifest(n)
+        except CorruptVersion as error:
+            yield {"version": n, "current": n == current, "damaged": str(error)}
+            continue
+        known[n] = {name for names in manifest.tasks for name in names}
+        before = known.get(manifest.parent, set()) if manifest.parent is not None else set()
+        added = [name for names in manifest.tasks for name in names if name not in before]
+        yield {
+            **summary(manifest),
+            "tasks": manifest.tasks,
+            "version": n,
+            "current": n == current,
+            "parent": manifest.parent,
+            "added": added,
+            "classes": len(known[n]),
+        }
+
+
+def summary(manifest: Manifest) -> dict[str, Any]:
+    """A version in numbers; held-out images weigh the tasks."""
+    metrics = manifest.metrics
+    reports = metrics.get("tasks", [])
+    return {
+        "task_id": manifest.task_id,
+        "created": manifest.created.isoformat(timespec="seconds"),
+        "learned": metrics.get("images_a_class", {}),
+        "accuracy": _mean(reports, "accuracy_after"),
+        "auc": _mean(reports, "auc_after"),
+        "threshold": manifest.threshold,
+        "capacity": metrics.get("capacity", {}).get("used_max"),
+    }
+
+
+def _mean(reports: list[dict[str, Any]], name: str) -> float | None:
+    rows = [(r[name], r["images"]) for r in reports if r[name] is not None]
+    total = sum(n for _, n in rows)
+    return sum(value * n for value, n in rows) / total if total else None

@@ -1,0 +1,52 @@
+"""`openworld serve`: answer POST /predict from a data folder."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from pydantic import ValidationError
+
+from models.errors import OpenWorldError
+
+SUMMARY = "serve the data folder over HTTP: POST /predict, /versions, /metrics"
+EPILOG = """\
+examples:
+  openworld serve --data robot
+  curl --data-binary @photo.jpg -H 'Content-Type: image/jpeg' http://127.0.0.1:8000/predict
+  OPENWORLD_KEYS=robot-1:predict:$(openssl rand -hex 24) openworld serve --data robot --host 0.0.0.0
+
+A folder in which nothing is learned is served too: everything is novel. A version that is learned or activated
+meanwhile is noticed, and swapped in without a pause. Without keys only this machine may connect.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--host", help="address to listen on (OPENWORLD_HOST, else 127.0.0.1)")
+    parser.add_argument("--port", type=int, help="port to listen on (OPENWORLD_PORT, else 8000; 0: a free one)")
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), help="OPENWORLD_DEVICE, else auto")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    try:
+        # Here and not above: the other commands need neither a web server nor its settings.
+        from service import logs, server
+        from service.settings import ServiceSettings
+    except ModuleNotFoundError as error:
+        raise OpenWorldError(f"{error.name} is not installed: pip install 'openworld[serve]'") from error
+    given: dict[str, Any] = {name: getattr(arguments, name) for name in ("data", "host", "port", "device")}
+    try:
+        settings = ServiceSettings(**{name: value for name, value in given.items() if value is not None})
+    except ValidationError as error:
+        raise OpenWorldError(readable(error)) from error
+    logs.set_up(settings.log_level, settings.log_format)
+    return server.serve(settings)
+
+
+def readable(error: ValidationError) -> str:
+    """Each wrong setting by its name, without the value: it may be a secret."""
+    lines = []
+    for one in error.errors(include_input=False, include_url=False):
+        name = "_".join(map(str, one["loc"])).upper()
+        lines.append(f"OPENWORLD_{name}: {one['msg']}" if name else one["msg"].removeprefix("Value error, "))
+    return "\n".join(lines)

@@ -1,0 +1,53 @@
+"""The application: parts, routes and handlers put together."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib.metadata import version
+
+from fastapi import FastAPI
+
+from service import health, predict, versions
+from service.observe import Observe
+from service.openapi import complete_openapi
+from service.problems import HANDLERS
+from service.settings import ServiceSettings
+from service.state import Service
+
+DESCRIPTION = """\
+Recognises what it has learned, says **novel** to the rest, and learns that from people's labels.
+
+Robots and apps send images to `POST /predict`; operators look at `/versions`, `/metrics` and `/readyz`.
+Errors have one shape ([RFC 9457](https://www.rfc-editor.org/rfc/rfc9457)) with a stable `code`. When the server has
+keys, send yours as `Authorization: Bearer <key>`.
+"""
+
+
+def create_app(settings: ServiceSettings) -> FastAPI:
+    """A server's application; its parts start and stop with it."""
+
+    service = Service(settings)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        await service.start()
+        try:
+            yield
+        finally:
+            await service.stop()
+
+    app = FastAPI(
+        title="openworld",
+        version=version("openworld"),
+        description=DESCRIPTION,
+        lifespan=lifespan,
+        exception_handlers=HANDLERS,
+        redoc_url=None,
+    )
+    app.state.service = service
+    app.add_middleware(Observe, metrics=service.metrics, draining=lambda: service.draining)
+    for router in (predict.router, versions.router, health.router):
+        app.include_router(router)
+    complete_openapi(app, keys=bool(settings.keys))
+    return app

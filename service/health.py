@@ -1,0 +1,35 @@
+"""Is the process alive, and may it be sent work? Also under the names of the open inference protocol."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Response
+
+from service.errors import NotReady
+from service.problems import documented
+from service.schemas import Health
+from service.state import Parts
+
+router = APIRouter(tags=["operators"])
+
+
+@router.get("/livez", summary="The process runs")
+@router.get("/v2/health/live", include_in_schema=False)
+async def livez() -> Health:
+    return Health(status="alive")
+
+
+@router.get("/readyz", summary="Loaded, warm and not draining", responses=documented(503))
+@router.get("/v2/health/ready", include_in_schema=False)
+async def readyz(service: Parts) -> Health:
+    if not service.ready:
+        raise NotReady("the server is going away" if service.draining else "the server is loading its model", 1)
+    return Health(status="ready", version=service.live.current.version)
+
+
+@router.get("/metrics", summary="For Prometheus", response_class=Response)
+async def metrics(service: Parts) -> Response:
+    counts = service.inbox.counts()
+    for state, count in counts.items():
+        service.metrics.novelties.labels(state).set(count)
+    service.metrics.novelties_bytes.set(service.inbox.bytes_used)
+    return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")

@@ -1,0 +1,218 @@
+"""Which version answers: noticed, verified, loaded and warmed beside the running one, then swapped by one reference.
+
+**Whatever lies in the data folder, the version that answers goes on answering until a better one is ready.** One that
+cannot be loaded is remembered with its reason and tried again with back-off. The old version is freed by its last
+batch: nobody else holds a reference to it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from weakref import WeakSet
+
+import numpy as np
+
+from models.durable import sha256_bytes
+from models.errors import CorruptVersion, Damage
+from models.images import ImageLimits
+from models.predictor import Predictor
+from models.runtime import Runtime
+from models.runtimes import Runtimes
+from models.spec import recorded_backbone
+from models.store import By, VersionStore
+from service.errors import NotFound, VersionUnusable
+from service.metrics import Metrics
+from service.served import NothingYet, Served
+
+log = logging.getLogger(__name__)
+
+FIRST_RETRY, LONGEST_RETRY = 1.0, 60.0
+
+
+@dataclass(frozen=True)
+class LoadFailure:
+    """Why a version does not answer, and when it is tried again."""
+
+    version: int | None  # None: CURRENT itself cannot be read
+    damage: Damage
+    reason: str
+    attempts: int
+    since: datetime
+    next_try: datetime
+
+
+class Live:
+    """The versions of one data folder, as far as they are loaded. Lives on the event loop; loads in threads."""
+
+    def __init__(
+        self,
+        store: VersionStore,
+        runtimes: Runtimes,
+        limits: ImageLimits,
+        metrics: Metrics,
+        *,
+        poll_seconds: float,
+        pinned: int,
+        largest_batch: int,
+    ) -> None:
+        self.store = store
+        self.current: Served = NothingYet(limits)
+        self.failure: LoadFailure | None = None
+        self.since = datetime.now(UTC)
+        self.looked = False  # once at the data folder, whatever was found there
+        self._runtimes, self._limits, self._metrics = runtimes, limits, metrics
+        self._poll_seconds, self._largest_batch = poll_seconds, largest_batch
+        self._warm: WeakSet[Runtime] = WeakSet()  # runtimes that have seen every size
+        self._pinned: OrderedDict[int, Served] = OrderedDict()
+        self._max_pinned = pinned
+        self._loading = asyncio.Lock()
+        self._look = asyncio.Event()
+        self._watcher: asyncio.Task[None] | None = None
+
+    # Noticing
+
+    async def start(self) -> None:
+        """Load what is current, and watch for what comes after it."""
+        self._metrics.serving(0, "")
+        await self._refresh()
+        self.looked = True
+        self._watcher = asyncio.create_task(self._watch(), name="versions")
+
+    async def stop(self) -> None:
+        if self._watcher is not None:
+            self._watcher.cancel()
+            await asyncio.gather(self._watcher, return_exceptions=True)
+
+    def notice(self) -> None:
+        """Somebody says that there is something new."""
+        self._look.set()
+
+    async def _watch(self) -> None:
+        while True:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._look.wait(), self._wait())
+            self._look.clear()
+            await self._refresh()
+
+    def _wait(self) -> float:
+        if self.failure is None:
+            return self._poll_seconds
+        left = (self.failure.next_try - datetime.now(UTC)).total_seconds()
+        return min(self._poll_seconds, max(left, 0.05))
+
+    async def _refresh(self) -> LoadFailure | None:
+        """Make the current version the one that answers, if it can be loaded."""
+        async with self._loading:
+            wanted = None
+            try:
+                wanted = await asyncio.to_thread(self.store.current)
+                if wanted is None or wanted == self.current.version:
+                    self.failure = None
+                elif self._may_try(wanted):
+                    self._swap(*await self._open(wanted))
+            except Exception as error:  # whatever it is: what answers must go on answering
+                self._failed(wanted, error)
+            return self.failure
+
+    def _may_try(self, version: int) -> bool:
+        failure = self.failure
+        return failure is None or failure.version != version or failure.next_try <= datetime.now(UTC)
+
+    def _swap(self, version: Served, sha256: str) -> None:
+        before, self.current = self.current, version
+        self.failure = None
+        self.since = datetime.now(UTC)
+        self._pinned.pop(version.version, None)
+        self._metrics.swaps.inc()
+        self._metrics.serving(version.version, sha256)
+        log.info("version %d answers, in place of %d", version.version, before.version)
+
+    def _failed(self, version: int | None, error: Exception) -> None:
+        now = datetime.now(UTC)
+        before = self.failure if self.failure is not None and self.failure.version == version else None
+        attempts = before.attempts + 1 if before else 1
+        wait = min(LONGEST_RETRY, FIRST_RETRY * 2 ** min(attempts - 1, 16))
+        damage = self._count(error)
+        self.failure = LoadFailure(
+            version, damage, str(error), attempts, before.since if before else now, now + timedelta(seconds=wait)
+        )
+        log.error(
+            "version %s cannot be loaded (%s); version %d goes on answering; next try in %.0f s",
+            version,
+            error,
+            self.current.version,
+            wait,
+        )
+
+    def _count(self, error: Exception) -> Damage:
+        damage: Damage = error.damage if isinstance(error, CorruptVersion) else "runtime"
+        self._metrics.load_failures.labels(damage).inc()
+        return damage
+
+    # Loading
+
+    async def _open(self, number: int) -> tuple[Served, str]:
+        started = time.monotonic()
+        opened = await asyncio.to_thread(self._load, number)
+        self._metrics.load_seconds.observe(time.monotonic() - started)
+        return opened
+
+    def _load(self, number: int) -> tuple[Served, str]:
+        recorded = recorded_backbone(self.store.root)
+        loaded = self.store.load(number, expect_backbone=recorded.sha256 if recorded else None)
+        predictor = Predictor.of(loaded, self._runtimes, self._limits)
+        self._warm_up(predictor)
+        return predictor, sha256_bytes(loaded.manifest.to_json())
+
+    def _warm_up(self, predictor: Predictor) -> None:
+        """The first pass of a size allocates; a robot should not be the one who waits for that."""
+        crop = predictor.preprocessing.crop
+        grey = np.zeros((3, crop, crop), np.float32)
+        sizes = [1]
+        if predictor.runtime not in self._warm:
+            sizes += predictor.runtime.sizes(self._largest_batch)
+            self._warm.add(predictor.runtime)
+        for size in sizes:
+            predictor.score([grey] * size)
+
+    async def get(self, number: int | None) -> Served:
+        """The version that answers, or one that a request asks for by number."""
+        if number is None or number == self.current.version:
+            return self.current
+        if number not in self._pinned:
+            async with self._loading:
+                if number not in self._pinned:
+                    await self._pin(number)
+        self._pinned.move_to_end(number)
+        return self._pinned[number]
+
+    async def _pin(self, number: int) -> None:
+        if number not in await asyncio.to_thread(self.store.versions):
+            raise NotFound(f"there is no version {number}: see GET /versions")
+        try:
+            self._pinned[number], _ = await self._open(number)
+        except Exception as error:
+            self._count(error)
+            raise VersionUnusable(f"version {number} cannot be loaded: {error}") from error
+        while len(self._pinned) > self._max_pinned:
+            self._pinned.popitem(last=False)
+
+    # Switching
+
+    async def activate(self, number: int, by: By, reason: str, announce: Callable[[int], None]) -> None:
+        """Roll back or forward; when this returns, the version answers here."""
+        if number not in await asyncio.to_thread(self.store.versions):
+            raise NotFound(f"there is no version {number}: see GET /versions")
+        await asyncio.to_thread(self.store.activate, number, by, reason)
+        self.failure = None  # people asked for it: no back-off
+        failure = await self._refresh()
+        await asyncio.to_thread(announce, number)
+        if failure is not None and failure.version == number:
+            raise VersionUnusable(f"version {number} is current, but cannot be loaded here: {failure.reason}")

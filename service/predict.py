@@ -1,0 +1,162 @@
+"""POST /predict: from bytes to answers."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Coroutine, Sequence
+from typing import Annotated, Any, TypeVar
+
+from fastapi import APIRouter, Header, Query, Request, Response
+
+from models.errors import ImageError
+from models.predictor import Array
+from service.bodies import Sent, read_images
+from service.errors import Abandoned, DeadlinePassed
+from service.inbox import Sighting
+from service.observe import new_id
+from service.problems import documented, problem_of
+from service.schemas import Base64Images, Failure, ImageProblem, Prediction, Predictions
+from service.served import Served
+from service.state import Parts, Predicting, Service
+
+router = APIRouter(tags=["robots"])
+T = TypeVar("T")
+
+_BINARY = {"schema": {"type": "string", "format": "binary"}}
+_FORM = {
+    "type": "object",
+    "required": ["images"],
+    "properties": {"images": {"type": "array", "minItems": 1, "items": {"type": "string", "format": "binary"}}},
+}
+BODY: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "description": "One image as it is (fastest), a form with one or more `images`, or base64 in JSON",
+        "content": {
+            "image/jpeg": _BINARY,
+            "image/png": _BINARY,
+            "image/webp": _BINARY,
+            "multipart/form-data": {"schema": _FORM},
+            "application/json": {"schema": Base64Images.model_json_schema()},
+        },
+    }
+}
+
+
+@router.post(
+    "/predict",
+    response_model=Predictions,
+    summary="Name images, or say that they are novel",
+    responses=documented(400, 401, 403, 404, 409, 413, 415, 422, 429, 503, 504),
+    openapi_extra=BODY,
+)
+async def predict(
+    request: Request,
+    service: Parts,
+    key: Predicting,
+    version: Annotated[int | None, Query(ge=1, le=10**12, description="answer with this version")] = None,
+    x_request_timeout: Annotated[
+        float | None, Header(gt=0, le=10**6, allow_inf_nan=False, description="seconds until the answer is of no use")
+    ] = None,
+) -> Response:
+    """One entry an image, in order. An image that cannot be read fails alone; when none can, the request fails."""
+    settings = service.settings
+    seconds = min(x_request_timeout or settings.request_timeout, settings.max_request_timeout)
+    deadline = time.monotonic() + seconds
+    with service.admission.enter() as permit:
+        images = await _in_time(read_images(request, service.body_limits, permit), deadline)
+        service.metrics.stage_seconds.labels("read").observe(time.monotonic() + seconds - deadline)
+        service.rate_limiter.take(key, len(images))
+        served = await service.live.get(version)
+        work = _answer_all(service, served, images, key.name, deadline)
+        predictions = await _while_wanted(request, work, deadline)
+    request.scope.setdefault("log_fields", {}).update(images=len(images), version=served.version)
+    return Response(
+        Predictions.model_construct(predictions=predictions).model_dump_json(), media_type="application/json"
+    )
+
+
+async def _in_time(work: Coroutine[Any, Any, T], deadline: float) -> T:
+    try:
+        async with asyncio.timeout(deadline - time.monotonic()):
+            return await work
+    except TimeoutError as error:
+        raise _too_late() from error
+
+
+async def _while_wanted(request: Request, work: Coroutine[Any, Any, T], deadline: float) -> T:
+    """The work's result, unless the deadline passes or the client goes away first: then it is given up."""
+    task = asyncio.create_task(work)
+    # The body has been read: all that can still come is that the client has gone.
+    gone = asyncio.ensure_future(request.receive())
+    try:
+        await asyncio.wait({task, gone}, timeout=deadline - time.monotonic(), return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise Abandoned("the client went away before its answer") if gone.done() else _too_late()
+    finally:
+        gone.cancel()
+        if not task.done():
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+def _too_late() -> DeadlinePassed:
+    return DeadlinePassed("no answer in time: send fewer images at once, or allow more with X-Request-Timeout")
+
+
+async def _answer_all(
+    service: Service, served: Served, images: Sequence[Sent], client: str, deadline: float
+) -> list[Prediction | Failure]:
+    if len(images) == 1:
+        results = [await _answer(service, served, images[0], client, deadline)]
+    else:
+        results = await asyncio.gather(*(_answer(service, served, image, client, deadline) for image in images))
+    errors = [result for result in results if isinstance(result, ImageError)]
+    if len(errors) == len(results):
+        raise errors[0]
+    return [_failure(result) if isinstance(result, ImageError) else result for result in results]
+
+
+def _failure(error: ImageError) -> Failure:
+    return Failure(error=ImageProblem(code=problem_of(error).code, detail=str(error)))
+
+
+async def _answer(
+    service: Service, served: Served, image: Sent, client: str, deadline: float
+) -> Prediction | ImageError:
+    metrics = service.metrics
+    try:
+        if isinstance(image, ImageError):
+            raise image
+        pixels = await _decode(service, served, image)
+    except ImageError as error:
+        metrics.predicted("error", served.version, client)
+        return error
+    answer, embedding = await service.engine.submit(served, pixels, deadline)
+    outcome = "novel" if answer.novel else "known"
+    prediction = Prediction.of(answer, new_id(), served.version)
+    metrics.predicted(outcome, served.version, client, answer.calibrated_score)
+    if answer.novel and service.settings.inbox:
+        service.inbox_writer.offer(
+            Sighting(
+                data=image,
+                prediction_id=prediction.id,
+                version=served.version,
+                score=answer.score,
+                calibrated_score=answer.calibrated_score,
+                p_novel=answer.p_novel,
+                nearest=answer.nearest,
+                embedding=embedding,
+                client=client,
+            )
+        )
+    return prediction
+
+
+async def _decode(service: Service, served: Served, image: bytes) -> Array:
+    started = time.monotonic()
+    pixels = await asyncio.get_running_loop().run_in_executor(service.decoders, served.decode, image)
+    service.metrics.stage_seconds.labels("decode").observe(time.monotonic() - started)
+    return pixels

@@ -1,0 +1,141 @@
+"""Errors become HTTP here and nowhere else: RFC 9457 problem details, each with a stable `code`."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from fastapi import Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.exceptions import HTTPException
+
+from models import errors as core
+from service import errors
+
+MEDIA_TYPE = "application/problem+json"
+
+# The most special first: an error is what the first line that fits says it is.
+TABLE: list[tuple[type[core.OpenWorldError], int, str, str]] = [
+    (errors.BadBase64, 422, "bad_base64", "The image is not base64"),
+    (core.UnsupportedImage, 415, "unsupported_image", "Not an image that we read"),
+    (core.ImageTooLarge, 413, "image_too_large", "The image is too large"),
+    (core.BrokenImage, 422, "broken_image", "The image is damaged"),
+    (errors.NoImages, 422, "no_images", "The request holds no image"),
+    (errors.BodyTooLarge, 413, "body_too_large", "The request is too large"),
+    (errors.BadRequest, 400, "bad_request", "The request cannot be understood"),
+    (errors.Unauthorized, 401, "unauthorized", "A key is needed"),
+    (errors.Forbidden, 403, "forbidden", "This key may not do that"),
+    (errors.NotFound, 404, "not_found", "There is no such thing"),
+    (errors.QueueIsFull, 429, "queue_full", "The server has more to do than it can answer in time"),
+    (errors.RateLimited, 429, "rate_limited", "This key sends more than it may"),
+    (errors.NotReady, 503, "not_ready", "The server is not ready"),
+    (errors.DeadlinePassed, 504, "deadline_passed", "The deadline has passed"),
+    (errors.Abandoned, 499, "abandoned", "The client has gone"),
+    (errors.VersionUnusable, 409, "version_unusable", "This version cannot be loaded"),
+    (core.CorruptVersion, 409, "version_unusable", "This version cannot be loaded"),
+    (core.OpenWorldError, 500, "internal", "Something broke here"),
+]
+
+
+class Problem(BaseModel):
+    """What went wrong (RFC 9457); programs look at `code`, people at `detail`."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "type": "about:blank",
+                    "title": "Not an image that we read",
+                    "status": 415,
+                    "code": "unsupported_image",
+                    "detail": "the bytes are not an image that we read: send JPEG, PNG or WebP",
+                    "request_id": "0193f1c2a4b7c0ffee12",
+                }
+            ]
+        }
+    )
+
+    type: str = "about:blank"
+    title: str = Field(description="the kind of problem, the same for every `code`")
+    status: int
+    code: str = Field(description="stable: programs may depend on it")
+    detail: str = Field(description="what is wrong with this request, and what to do about it")
+    request_id: str | None = Field(None, description="also in the header X-Request-ID and in the server's log")
+    errors: list[dict[str, Any]] | None = Field(None, description="every single problem, where there are several")
+
+
+def problem_of(error: core.OpenWorldError) -> Problem:
+    """The one translation."""
+    status, code, title = next((s, c, t) for kind, s, c, t in TABLE if isinstance(error, kind))
+    detail = str(error) if status != 500 else "see the server's log for this request id"
+    return Problem(title=title, status=status, code=code, detail=detail)
+
+
+def respond(problem: Problem, request: Request, error: BaseException | None = None) -> JSONResponse:
+    headers = {}
+    if isinstance(error, errors.Busy):
+        headers["Retry-After"] = str(max(1, math.ceil(error.retry_after)))
+    if problem.status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    if isinstance(error, HTTPException) and error.headers:
+        headers |= error.headers  # e.g. Allow of a 405
+    problem = problem.model_copy(update={"request_id": request.scope.get("request_id")})
+    return JSONResponse(
+        problem.model_dump(exclude_none=True), status_code=problem.status, headers=headers, media_type=MEDIA_TYPE
+    )
+
+
+async def on_openworld_error(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, core.OpenWorldError)
+    request.scope["error"] = error
+    return respond(problem_of(error), request, error)
+
+
+async def on_invalid(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError)
+    found = [
+        {"where": ".".join(map(str, one["loc"])), "detail": one["msg"]} for one in error.errors()
+    ]  # without the input: it may be megabytes, or a secret
+    problem = Problem(
+        title="A parameter is not valid",
+        status=422,
+        code="invalid",
+        detail="; ".join(f"{one['where']}: {one['detail']}" for one in found),
+        errors=found,
+    )
+    return respond(problem, request)
+
+
+_HTTP_CODES = {404: "not_found", 405: "method_not_allowed"}
+
+
+async def on_http_error(request: Request, error: Exception) -> JSONResponse:
+    """What the framework itself refuses: an unknown path, a wrong method, a form that is no form."""
+    assert isinstance(error, HTTPException)
+    code = _HTTP_CODES.get(error.status_code, "bad_request")
+    detail = str(error.detail)
+    problem = Problem(title=detail, status=error.status_code, code=code, detail=f"{detail}; see /docs")
+    return respond(problem, request, error)
+
+
+INTERNAL = Problem(
+    title="Something broke here", status=500, code="internal", detail="see the server's log for this request id"
+)
+
+HANDLERS: dict[Any, Any] = {
+    core.OpenWorldError: on_openworld_error,
+    RequestValidationError: on_invalid,
+    HTTPException: on_http_error,
+}
+
+
+def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """For OpenAPI: these statuses answer with a problem."""
+    titles = {status: " / ".join(dict.fromkeys(t for _, s, _, t in TABLE if s == status)) for status in statuses}
+    schema = {"schema": {"$ref": "#/components/schemas/Problem"}}
+    return {
+        status: {"description": titles[status] or "A parameter is not valid", "content": {MEDIA_TYPE: schema}}
+        for status in statuses
+    }

@@ -1,0 +1,73 @@
+"""The process: listen, answer, and leave without dropping anybody.
+
+On SIGTERM the server is not ready at once, so that nobody new is sent to it; it goes on answering for
+`drain_seconds` and asks clients to close their connections; then it stops listening, and ends when every accepted
+request has its answer. A second signal ends it at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from types import FrameType
+from typing import Any
+
+import uvicorn
+
+from service.app import create_app
+from service.settings import ServiceSettings
+from service.state import Service
+
+log = logging.getLogger(__name__)
+
+KEEP_ALIVE = 75  # seconds: longer than clients and proxies hold a connection, so that they close it and not we
+
+
+class Server(uvicorn.Server):
+    """uvicorn, with a pause between `not ready` and `not listening`."""
+
+    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+        super().__init__(config)
+        self._service = service
+        self._leaving: asyncio.Task[None] | None = None
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self._service.draining:
+            super().handle_exit(sig, frame)
+            return
+        self._service.drain()
+        log.info("%s: not ready any more, answering what comes for a moment", signal.Signals(sig).name)
+        loop = asyncio.get_event_loop()
+        loop.call_soon_threadsafe(loop.call_later, self._service.settings.drain_seconds, self._stop)
+
+    def _stop(self) -> None:
+        self.should_exit = True
+
+    async def startup(self, sockets: Any = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            for server in self.servers:
+                for socket in server.sockets:
+                    host, port, *_ = socket.getsockname()
+                    log.info("listening on http://%s:%d", f"[{host}]" if ":" in host else host, port)
+
+
+def serve(settings: ServiceSettings) -> int:
+    """Run until told to stop; the exit code."""
+    app = create_app(settings)
+    service: Service = app.state.service
+    config = uvicorn.Config(
+        app,
+        host=settings.host,
+        port=settings.port,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=KEEP_ALIVE,
+        timeout_graceful_shutdown=int(settings.shutdown_seconds) or 1,
+    )
+    log.info("settings", extra={"fields": settings.shown()})
+    server = Server(config, service)
+    server.run()
+    return 0 if server.started else 1

@@ -1,0 +1,146 @@
+"""The parts of a running server, and who gets them: routes ask for `Parts`, and for the key that a role needs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Annotated, Any
+
+from fastapi import Depends, Request
+
+from models.runtimes import Runtimes
+from models.store import VersionStore
+from service.admission import Admission, RateLimiter
+from service.bodies import BodyLimits
+from service.engine import Engine
+from service.errors import Forbidden, NotReady, Unauthorized
+from service.inbox import Inbox, InboxLimits
+from service.inbox_writer import InboxWriter
+from service.keys import Key, Keyring, Role
+from service.live import Live
+from service.metrics import Metrics
+from service.settings import ServiceSettings
+
+log = logging.getLogger(__name__)
+
+
+class Service:
+    """Everything that lives as long as the server does. Made on the event loop."""
+
+    def __init__(self, settings: ServiceSettings) -> None:
+        self.settings = settings
+        self.metrics = Metrics()
+        self.keyring = Keyring(settings.keys)
+        self.engine = Engine(settings.max_batch, self.metrics)
+        self.admission = Admission(settings.queue_limit, settings.memory_limit, lambda: self.engine.seconds_per_image)
+        self.metrics.in_flight.set_function(lambda: self.admission.images)
+        self.rate_limiter = RateLimiter(settings.rate_limit, settings.max_images)
+        self.body_limits = BodyLimits(settings.max_body, settings.max_images, settings.max_image_bytes)
+        # Bounded by the admission in what can wait for it, and here in what it takes of the machine.
+        self.decoders = ThreadPoolExecutor(settings.decode_threads, thread_name_prefix="decode")
+        store = VersionStore(settings.data)
+        self.live = Live(
+            store,
+            Runtimes(store, settings.device, settings.threads),
+            settings.image_limits,
+            self.metrics,
+            poll_seconds=settings.poll_seconds,
+            pinned=settings.pinned_versions,
+            largest_batch=settings.max_batch,
+        )
+        self.inbox = Inbox(
+            settings.data,
+            InboxLimits(
+                max_count=settings.inbox_count,
+                max_bytes=settings.inbox_bytes,
+                max_age_seconds=settings.inbox_days * 86400,
+                rate=settings.inbox_rate,
+            ),
+        )
+        self.inbox_writer = InboxWriter(self.inbox)
+        self.draining = False
+        self._listener: asyncio.Task[None] | None = None
+
+    @property
+    def ready(self) -> bool:
+        """Loaded, warm and not about to go."""
+        return self.live.looked and not self.draining
+
+    async def start(self) -> None:
+        self.engine.start()
+        await self.live.start()
+        if self.settings.redis_url is not None:
+            self._listener = asyncio.create_task(self._listen(self.settings.redis_url.get_secret_value()))
+        self.metrics.ready.set_function(lambda: float(self.ready))
+
+    async def stop(self) -> None:
+        """After the last request: nothing is lost that was promised."""
+        if self._listener is not None:
+            self._listener.cancel()
+            await asyncio.gather(self._listener, return_exceptions=True)
+        await self.live.stop()
+        await self.engine.stop()
+        self.decoders.shutdown(wait=True)
+        await asyncio.to_thread(self.inbox_writer.close, 10.0)
+        await asyncio.to_thread(self.inbox.close)
+
+    def drain(self) -> None:
+        """From now on not ready, but everything is still answered."""
+        self.draining = True
+
+    async def _listen(self, url: str) -> None:
+        from tasks.announcements import listen
+
+        async for _ in listen(url):
+            self.live.notice()
+
+    def announce(self, version: int) -> None:
+        """Tell the other servers; they would find out by themselves, but later."""
+        if self.settings.redis_url is not None:
+            from tasks.announcements import announce
+            from tasks.queue import connect
+
+            with contextlib.closing(connect(self.settings.redis_url.get_secret_value())) as client:
+                announce(client, version)
+
+
+async def service_of(request: Request) -> Service:
+    service: Service = request.app.state.service
+    return service
+
+
+Parts = Annotated[Service, Depends(service_of)]
+
+
+def _secret(request: Request) -> str | None:
+    """`Authorization: Bearer ...` or `X-API-Key: ...`."""
+    scheme, _, secret = request.headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer":
+        return secret.strip()
+    return request.headers.get("x-api-key")
+
+
+def holder_of(role: Role) -> Callable[..., Awaitable[Key]]:
+    """A dependency: whoever sends the request, provided that they hold the role."""
+
+    async def holder(request: Request, service: Parts) -> Key:
+        key = service.keyring.holder(_secret(request))
+        if key is None:
+            raise Unauthorized("send a key that this server knows: Authorization: Bearer <key>")
+        if role not in key.roles:
+            raise Forbidden(f"the key {key.name} has the roles {', '.join(sorted(key.roles))}, this needs {role}")
+        if not service.live.looked:
+            raise NotReady("the server is loading its model", 1)
+        fields: dict[str, Any] = request.scope.setdefault("log_fields", {})
+        fields["client"] = key.name
+        return key
+
+    return holder
+
+
+Predicting = Annotated[Key, Depends(holder_of("predict"))]
+Labelling = Annotated[Key, Depends(holder_of("label"))]
+Operating = Annotated[Key, Depends(holder_of("operate"))]
