@@ -10,9 +10,8 @@ from models.manifest import Manifest
 from models.store import VersionStore
 
 
-def lineage(store: VersionStore) -> Iterator[dict[str, Any]]:
+def lineage(store: VersionStore, current: int | None) -> Iterator[dict[str, Any]]:
     """Every version on disk, oldest first, with what it added to its parent; a damaged one with its reason."""
-    current = store.current()
     known: dict[int, set[str]] = {}
     for n in store.versions():
         try:

@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
                 f"there is no version {arguments.activate} in {arguments.data}: see openworld versions"
             )
         store.activate(arguments.activate, "operator", "openworld versions --activate")
-    versions, rejected = list(lineage(store)), list(_rejected(arguments.data))
+    versions, rejected = list(lineage(store, store.current())), list(_rejected(arguments.data))
     if arguments.json:
         document = {"current": store.current(), "versions": versions, "rejected": rejected}
         print(json.dumps(document, ensure_ascii=False))

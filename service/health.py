@@ -22,7 +22,9 @@ async def livez() -> Health:
 @router.get("/v2/health/ready", include_in_schema=False)
 async def readyz(service: Parts) -> Health:
     if not service.ready:
-        raise NotReady("the server is going away" if service.draining else "the server is loading its model", 1)
+        failure = service.live.failure
+        why = "going away" if service.draining else f"no version: {failure.reason}" if failure else "loading"
+        raise NotReady(why, 1)
     return Health(status="ready", version=service.live.current.version)
 
 

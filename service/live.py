@@ -27,7 +27,7 @@ from models.runtime import Runtime
 from models.runtimes import Runtimes
 from models.spec import recorded_backbone
 from models.store import By, VersionStore
-from service.errors import NotFound, VersionUnusable
+from service.errors import NotFound, NotReady, VersionUnusable
 from service.metrics import Metrics
 from service.served import NothingYet, Served
 
@@ -66,7 +66,7 @@ class Live:
         self.current: Served = NothingYet(limits)
         self.failure: LoadFailure | None = None
         self.since = datetime.now(UTC)
-        self.looked = False  # once at the data folder, whatever was found there
+        self._looked = False  # once at the data folder, whatever was found there
         self._runtimes, self._limits, self._metrics = runtimes, limits, metrics
         self._poll_seconds, self._largest_batch = poll_seconds, largest_batch
         self._warm: WeakSet[Runtime] = WeakSet()  # runtimes that have seen every size
@@ -81,9 +81,15 @@ class Live:
     async def start(self) -> None:
         """Load what is current, and watch for what comes after it."""
         self._metrics.serving(0, "")
-        await self._refresh()
-        self.looked = True
+        if await self._refresh() is not None:
+            await self._fall_back()
+        self._looked = True
         self._watcher = asyncio.create_task(self._watch(), name="versions")
+
+    @property
+    def usable(self) -> bool:
+        """Something answers; `novel` to everything is an answer only where nothing has been learned."""
+        return self._looked and not (self.failure is not None and self.current.version == 0)
 
     async def stop(self) -> None:
         if self._watcher is not None:
@@ -120,6 +126,21 @@ class Live:
             except Exception as error:  # whatever it is: what answers must go on answering
                 self._failed(wanted, error)
             return self.failure
+
+    async def _fall_back(self) -> None:
+        """A start beside a damaged version: the last one before it that is whole answers meanwhile."""
+        failure = self.failure
+        for number in dict.fromkeys(line.version for line in reversed(await asyncio.to_thread(self.store.log))):
+            if failure is None or number == failure.version:
+                continue
+            try:
+                self._swap(*await self._open(number))
+            except Exception as error:
+                self._count(error)
+                log.error("version %d cannot be loaded either (%s)", number, error)
+            else:
+                self.failure = failure
+                return
 
     def _may_try(self, version: int) -> bool:
         failure = self.failure
@@ -184,6 +205,8 @@ class Live:
 
     async def get(self, number: int | None) -> Served:
         """The version that answers, or one that a request asks for by number."""
+        if number is None and not self.usable:
+            raise NotReady("no version can be loaded: see GET /versions", 1)
         if number is None or number == self.current.version:
             return self.current
         if number not in self._pinned:

@@ -10,11 +10,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+import socket
 from types import FrameType
 from typing import Any
 
 import uvicorn
 
+from models.errors import OpenWorldError
 from service.app import create_app
 from service.settings import ServiceSettings
 from service.state import Service
@@ -48,13 +50,14 @@ class Server(uvicorn.Server):
         await super().startup(sockets)
         if self.started:
             for server in self.servers:
-                for socket in server.sockets:
-                    host, port, *_ = socket.getsockname()
+                for listener in server.sockets:
+                    host, port, *_ = listener.getsockname()
                     log.info("listening on http://%s:%d", f"[{host}]" if ":" in host else host, port)
 
 
 def serve(settings: ServiceSettings) -> int:
     """Run until told to stop; the exit code."""
+    listener = bind(settings.host, settings.port)  # first: loading a model to find the port taken helps nobody
     app = create_app(settings)
     service: Service = app.state.service
     config = uvicorn.Config(
@@ -69,5 +72,20 @@ def serve(settings: ServiceSettings) -> int:
     )
     log.info("settings", extra={"fields": settings.shown()})
     server = Server(config, service)
-    server.run()
+    with listener:
+        server.run(sockets=[listener])
     return 0 if server.started else 1
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket that is bound, but does not listen yet: until the model is loaded, connecting fails at once."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        raise OpenWorldError(
+            f"cannot listen on {host}, port {port} ({error.strerror or error}): choose another with --host and --port"
+        ) from error
+    return listener

@@ -16,7 +16,7 @@ from models.store import VersionStore
 from service.admission import Admission, RateLimiter
 from service.bodies import BodyLimits
 from service.engine import Engine
-from service.errors import Forbidden, NotReady, Unauthorized
+from service.errors import Forbidden, Unauthorized
 from service.inbox import Inbox, InboxLimits
 from service.inbox_writer import InboxWriter
 from service.keys import Key, Keyring, Role
@@ -67,7 +67,7 @@ class Service:
     @property
     def ready(self) -> bool:
         """Loaded, warm and not about to go."""
-        return self.live.looked and not self.draining
+        return self.live.usable and not self.draining
 
     async def start(self) -> None:
         self.engine.start()
@@ -123,17 +123,15 @@ def _secret(request: Request) -> str | None:
     return request.headers.get("x-api-key")
 
 
-def holder_of(role: Role) -> Callable[..., Awaitable[Key]]:
-    """A dependency: whoever sends the request, provided that they hold the role."""
+def holder_of(role: Role | None = None) -> Callable[..., Awaitable[Key]]:
+    """A dependency: whoever sends the request, provided that they hold the role, or with None any key."""
 
     async def holder(request: Request, service: Parts) -> Key:
         key = service.keyring.holder(_secret(request))
         if key is None:
             raise Unauthorized("send a key that this server knows: Authorization: Bearer <key>")
-        if role not in key.roles:
+        if role is not None and role not in key.roles:
             raise Forbidden(f"the key {key.name} has the roles {', '.join(sorted(key.roles))}, this needs {role}")
-        if not service.live.looked:
-            raise NotReady("the server is loading its model", 1)
         fields: dict[str, Any] = request.scope.setdefault("log_fields", {})
         fields["client"] = key.name
         return key
@@ -141,6 +139,7 @@ def holder_of(role: Role) -> Callable[..., Awaitable[Key]]:
     return holder
 
 
+Anybody = Annotated[Key, Depends(holder_of())]
 Predicting = Annotated[Key, Depends(holder_of("predict"))]
 Labelling = Annotated[Key, Depends(holder_of("label"))]
 Operating = Annotated[Key, Depends(holder_of("operate"))]

@@ -12,20 +12,20 @@ from models.lineage import lineage
 from service.live import LoadFailure
 from service.problems import documented
 from service.schemas import LoadProblem, PromotionEntry, Versions, VersionSummary
-from service.state import Operating, Parts, Predicting, Service
+from service.state import Anybody, Operating, Parts, Service
 
 router = APIRouter(tags=["operators"])
 
 
-@router.get("/versions", summary="All versions, which one answers, and why", responses=documented(401, 403, 503))
-async def versions(service: Parts, key: Predicting) -> Versions:
+@router.get("/versions", summary="All versions, which one answers, and why", responses=documented(401))
+async def versions(service: Parts, key: Anybody) -> Versions:
     return await asyncio.to_thread(_versions, service)
 
 
 @router.post(
     "/versions/{version}/activate",
     summary="Roll back or forward: this version answers from now on",
-    responses=documented(401, 403, 404, 409, 422, 503),
+    responses=documented(401, 403, 404, 409, 422),
 )
 async def activate(
     service: Parts,
@@ -43,9 +43,9 @@ def _versions(service: Service) -> Versions:
     return Versions(
         serving=serving,
         since=live.since,
-        current=serving if failure is None else failure.version,
+        current=serving or None if failure is None else failure.version,
         problem=_problem(failure),
-        versions=[_summary(entry, serving, failure) for entry in lineage(store)],
+        versions=[_summary(entry, serving, failure) for entry in lineage(store, serving)],
         history=[PromotionEntry(**line.model_dump()) for line in store.log()],
     )
 

@@ -124,7 +124,7 @@ def running_server(data: Path, log: Path | None = None, **settings: object) -> I
         command = [sys.executable, "-m", "openworld", "serve", "--data", str(data)]
         process = subprocess.Popen(command, stderr=file, stdout=file, env=environment)
     try:
-        server = RunningServer(process, _address(process, log), log)
+        server = RunningServer(process, address_of(process, log), log)
         yield server
     finally:
         if process.poll() is None:
@@ -135,7 +135,7 @@ def running_server(data: Path, log: Path | None = None, **settings: object) -> I
             killer.cancel()
 
 
-def _address(process: subprocess.Popen[bytes], log: Path, seconds: float = 60) -> str:
+def address_of(process: subprocess.Popen[bytes], log: Path, seconds: float = 60) -> str:
     """Where it listens, as its own log says."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:

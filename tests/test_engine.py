@@ -1,0 +1,207 @@
+"""The engine's promises, one at a time: order, batches of one version, nobody computed in vain, no one else's error."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from models.answer import NOTHING_KNOWN
+from models.predictor import Array, Scored
+from service.engine import Engine
+from service.errors import DeadlinePassed
+from service.metrics import Metrics
+
+
+@dataclass
+class Scale:
+    """Stands in for a version: an image is a number, and its answer is that number; it can be held up."""
+
+    version: int = 1
+    batches: list[list[float]] = field(default_factory=list)
+    go: threading.Event = field(default_factory=threading.Event)
+    fails_on: float | None = None
+
+    def decode(self, data: bytes) -> Array:
+        raise NotImplementedError
+
+    def score(self, pixels: Sequence[Array]) -> list[Scored]:
+        assert self.go.wait(10)
+        self.batches.append([float(one[0]) for one in pixels])
+        if self.fails_on in self.batches[-1]:
+            raise RuntimeError("out of memory")
+        return [Scored(NOTHING_KNOWN, one) for one in pixels]
+
+
+def image(number: float) -> Array:
+    return np.array([number], np.float32)
+
+
+def soon() -> float:
+    return time.monotonic() + 10
+
+
+@asynccontextmanager
+async def running(max_batch: int = 4) -> AsyncIterator[Engine]:
+    engine = Engine(max_batch, Metrics())
+    engine.start()
+    yield engine
+    await engine.stop()
+
+
+async def held_up(engine: Engine, version: Scale) -> asyncio.Future[Scored]:
+    """Make the engine busy with a first image, so that what follows queues."""
+    first = engine.submit(version, image(-1), soon())
+    await asyncio.sleep(0.05)
+    return first
+
+
+def numbers(results: Sequence[Scored]) -> list[float]:
+    return [float(one.embedding[0]) for one in results if one.embedding is not None]
+
+
+def test_a_batch_is_what_queued_while_the_engine_was_busy() -> None:
+    async def story() -> None:
+        version = Scale()
+        async with running(max_batch=4) as engine:
+            first = await held_up(engine, version)
+            futures = [engine.submit(version, image(n), soon()) for n in range(6)]
+            version.go.set()
+            assert numbers(await asyncio.gather(first, *futures)) == [-1, 0, 1, 2, 3, 4, 5]
+        assert version.batches == [[-1], [0, 1, 2, 3], [4, 5]]
+
+    asyncio.run(story())
+
+
+def test_an_idle_engine_computes_one_image_at_once() -> None:
+    async def story() -> None:
+        version = Scale()
+        version.go.set()
+        async with running() as engine:
+            for n in range(3):
+                assert numbers([await engine.submit(version, image(n), soon())]) == [n]
+        assert version.batches == [[0], [1], [2]]
+
+    asyncio.run(story())
+
+
+def test_images_of_two_versions_never_share_a_batch_and_keep_their_order() -> None:
+    async def story() -> None:
+        old, new = Scale(1), Scale(2)
+        new.go.set()
+        async with running(max_batch=8) as engine:
+            await held_up(engine, old)
+            futures = [engine.submit(new if n % 3 == 2 else old, image(n), soon()) for n in range(6)]
+            old.go.set()
+            assert numbers(await asyncio.gather(*futures)) == [0, 1, 2, 3, 4, 5]
+        assert old.batches == [[-1], [0, 1], [3, 4]]
+        assert new.batches == [[2], [5]]
+
+    asyncio.run(story())
+
+
+def test_abandoned_and_expired_images_are_not_computed() -> None:
+    async def story() -> None:
+        version = Scale()
+        async with running() as engine:
+            await held_up(engine, version)
+            wanted, given_up = engine.submit(version, image(1), soon()), engine.submit(version, image(2), soon())
+            late = engine.submit(version, image(3), time.monotonic() + 0.01)
+            given_up.cancel()
+            await asyncio.sleep(0.05)
+            version.go.set()
+            await wanted
+            with pytest.raises(DeadlinePassed):
+                await late
+        assert version.batches == [[-1], [1]]
+
+    asyncio.run(story())
+
+
+def test_a_batch_that_fails_fails_alone() -> None:
+    async def story() -> None:
+        version = Scale(fails_on=1)
+        async with running(max_batch=2) as engine:
+            await held_up(engine, version)
+            futures = [engine.submit(version, image(n), soon()) for n in range(4)]
+            version.go.set()
+            results = await asyncio.gather(*futures, return_exceptions=True)
+            assert [type(one) for one in results] == [RuntimeError, RuntimeError, Scored, Scored]
+            assert numbers([await engine.submit(version, image(9), soon())]) == [9]
+
+    asyncio.run(story())
+
+
+def test_the_event_loop_runs_while_the_engine_computes() -> None:
+    async def story() -> None:
+        version = Scale()
+        async with running() as engine:
+            future = await held_up(engine, version)
+            ticks = 0
+            for _ in range(20):
+                await asyncio.sleep(0.001)
+                ticks += 1
+            assert ticks == 20
+            assert not future.done()
+            version.go.set()
+            await future
+
+    asyncio.run(story())
+
+
+def test_a_version_is_free_after_its_last_batch() -> None:
+    import weakref
+
+    async def story() -> None:
+        version = Scale()
+        version.go.set()
+        gone = weakref.ref(version)
+        async with running() as engine:
+            await engine.submit(version, image(0), soon())
+            del version
+            await asyncio.sleep(0)
+            await engine.submit(other, image(0), soon())
+            assert gone() is None
+
+    other = Scale()
+    other.go.set()
+    asyncio.run(story())
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 3), st.sampled_from(["wanted", "given up", "late"])), max_size=30),
+    st.integers(1, 5),
+)
+def test_every_wanted_image_gets_its_own_answer_and_no_other(images: list[tuple[int, str]], max_batch: int) -> None:
+    async def story() -> None:
+        versions = {number: Scale(number) for number in (1, 2, 3)}
+        async with running(max_batch) as engine:
+            await held_up(engine, versions[1])
+            futures = []
+            for n, (number, fate) in enumerate(images):
+                deadline = time.monotonic() - 1 if fate == "late" else soon()
+                futures.append(engine.submit(versions[number], image(n), deadline))
+                if fate == "given up":
+                    futures[-1].cancel()
+            for version in versions.values():
+                version.go.set()
+            results = await asyncio.gather(*futures, return_exceptions=True)
+        for n, ((_, fate), result) in enumerate(zip(images, results, strict=True)):
+            expected = {"given up": asyncio.CancelledError, "late": DeadlinePassed, "wanted": Scored}[fate]
+            assert isinstance(result, expected)
+            if isinstance(result, Scored):
+                assert numbers([result]) == [n]
+        computed = [n for version in versions.values() for batch in version.batches for n in batch if n >= 0]
+        assert sorted(computed) == [n for n, (_, fate) in enumerate(images) if fate == "wanted"]
+        assert all(len(batch) <= max_batch for version in versions.values() for batch in version.batches)
+
+    asyncio.run(story())
