@@ -18,7 +18,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from models.errors import BatchError, OpenWorldError
-from openworld import learn, predict, serve, versions
+from openworld import learn, predict, serve, train, versions
 
 FAILED, INTERRUPTED = 2, 130
 
@@ -42,7 +42,7 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"openworld {version('openworld')}")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for command in (learn, predict, serve, versions):
+    for command in (serve, train, learn, predict, versions):
         name = command.__name__.rpartition(".")[2]
         sub = commands.add_parser(
             name,

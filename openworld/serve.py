@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from pydantic import ValidationError
-
 from models.errors import OpenWorldError
+from openworld.options import settings_from
 
 SUMMARY = "serve the data folder over HTTP: POST /predict, /versions, /metrics"
 EPILOG = """\
@@ -35,18 +34,6 @@ def run(arguments: argparse.Namespace) -> int:
     except ModuleNotFoundError as error:
         raise OpenWorldError(f"{error.name} is not installed: pip install 'openworld[serve]'") from error
     given: dict[str, Any] = {name: getattr(arguments, name) for name in ("data", "host", "port", "device")}
-    try:
-        settings = ServiceSettings(**{name: value for name, value in given.items() if value is not None})
-    except ValidationError as error:
-        raise OpenWorldError(readable(error)) from error
+    settings = settings_from(ServiceSettings, given)
     logs.set_up(settings.log_level, settings.log_format)
     return server.serve(settings)
-
-
-def readable(error: ValidationError) -> str:
-    """Each wrong setting by its name, without the value: it may be a secret."""
-    lines = []
-    for one in error.errors(include_input=False, include_url=False):
-        name = "_".join(map(str, one["loc"])).upper()
-        lines.append(f"OPENWORLD_{name}: {one['msg']}" if name else one["msg"].removeprefix("Value error, "))
-    return "\n".join(lines)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from fastapi import APIRouter, Response
 
 from service.errors import NotReady
 from service.problems import documented
 from service.schemas import Health
-from service.state import Parts
+from service.state import Parts, Service
 
 router = APIRouter(tags=["operators"])
 
@@ -30,8 +32,13 @@ async def readyz(service: Parts) -> Health:
 
 @router.get("/metrics", summary="For Prometheus", response_class=Response)
 async def metrics(service: Parts) -> Response:
-    counts = service.inbox.counts()
-    for state, count in counts.items():
-        service.metrics.novelties.labels(state).set(count)
-    service.metrics.novelties_bytes.set(service.inbox.bytes_used)
-    return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+    return Response(await asyncio.to_thread(_text, service), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+def _text(service: Service) -> bytes:
+    """In a thread: the inbox may be waiting for its disk."""
+    if service.inbox is not None:
+        for state, count in service.inbox.counts().items():
+            service.metrics.novelties.labels(state).set(count)
+        service.metrics.novelties_bytes.set(service.inbox.bytes_used)
+    return service.metrics.text()

@@ -13,6 +13,7 @@ from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 
 from models.errors import Damage
+from service.inbox import DropReason
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 IMAGES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -23,14 +24,14 @@ OUTCOMES = ("known", "novel", "error")
 STAGES = ("read", "decode", "queue", "score")
 REJECTED = ("queue_full", "rate_limited", "not_ready", "deadline_passed", "abandoned")
 LOAD_FAILURES: tuple[Damage, ...] = ("missing", "changed", "backbone", "schema", "invalid", "runtime")
-DROPPED = ("rate", "queue", "error", "unreadable")
+DROPPED: tuple[DropReason, ...] = ("rate", "too_large", "unreadable", "queue", "error")
 
 
 class Metrics:
     """One set a server; series whose labels are known beforehand start at zero, so that rates have a beginning."""
 
     def __init__(self) -> None:
-        disable_created_metrics()  # a second series for each, which nobody asks for
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each, which nobody asks for
         self.registry = registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         PlatformCollector(registry=registry)

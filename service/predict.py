@@ -138,7 +138,7 @@ async def _answer(
     outcome = "novel" if answer.novel else "known"
     prediction = Prediction.of(answer, new_id(), served.version)
     metrics.predicted(outcome, served.version, client, answer.calibrated_score)
-    if answer.novel and service.settings.inbox:
+    if answer.novel and service.inbox_writer is not None:
         service.inbox_writer.offer(
             Sighting(
                 data=image,

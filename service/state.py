@@ -11,14 +11,14 @@ from typing import Annotated, Any
 
 from fastapi import Depends, Request
 
+from models.errors import StoreError
 from models.runtimes import Runtimes
 from models.store import VersionStore
 from service.admission import Admission, RateLimiter
 from service.bodies import BodyLimits
 from service.engine import Engine
 from service.errors import Forbidden, Unauthorized
-from service.inbox import Inbox, InboxLimits
-from service.inbox_writer import InboxWriter
+from service.inbox import Inbox, InboxLimits, InboxWriter
 from service.keys import Key, Keyring, Role
 from service.live import Live
 from service.metrics import Metrics
@@ -51,16 +51,12 @@ class Service:
             pinned=settings.pinned_versions,
             largest_batch=settings.max_batch,
         )
-        self.inbox = Inbox(
-            settings.data,
-            InboxLimits(
-                max_count=settings.inbox_count,
-                max_bytes=settings.inbox_bytes,
-                max_age_seconds=settings.inbox_days * 86400,
-                rate=settings.inbox_rate,
-            ),
+        self.inbox = _open_inbox(settings) if settings.inbox else None
+        self.inbox_writer = self.inbox and InboxWriter(
+            self.inbox,
+            on_kept=lambda kept: self.metrics.novelties_folded.inc(kept.outcome == "folded"),
+            on_drop=lambda reason: self.metrics.novelties_dropped.labels(reason).inc(),
         )
-        self.inbox_writer = InboxWriter(self.inbox)
         self.draining = False
         self._listener: asyncio.Task[None] | None = None
 
@@ -84,8 +80,9 @@ class Service:
         await self.live.stop()
         await self.engine.stop()
         self.decoders.shutdown(wait=True)
-        await asyncio.to_thread(self.inbox_writer.close, 10.0)
-        await asyncio.to_thread(self.inbox.close)
+        if self.inbox is not None and self.inbox_writer is not None:
+            await asyncio.to_thread(self.inbox_writer.close, 10.0)
+            await asyncio.to_thread(self.inbox.close)
 
     def drain(self) -> None:
         """From now on not ready, but everything is still answered."""
@@ -101,10 +98,25 @@ class Service:
         """Tell the other servers; they would find out by themselves, but later."""
         if self.settings.redis_url is not None:
             from tasks.announcements import announce
-            from tasks.queue import connect
+            from tasks.redis_client import connect
 
             with contextlib.closing(connect(self.settings.redis_url.get_secret_value())) as client:
                 announce(client, version)
+
+
+def _open_inbox(settings: ServiceSettings) -> Inbox | None:
+    """None when another server of this data folder has it: answers matter more than a second inbox."""
+    limits = InboxLimits(
+        max_count=settings.inbox_count,
+        max_bytes=settings.inbox_bytes,
+        max_age_seconds=settings.inbox_days * 86400,
+        rate=settings.inbox_rate,
+    )
+    try:
+        return Inbox(settings.data, limits, image_limits=settings.image_limits)
+    except StoreError as error:
+        log.error("novel images are not kept here: %s", error)
+        return None
 
 
 async def service_of(request: Request) -> Service:

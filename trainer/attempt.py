@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -20,8 +21,12 @@ OURS = (
 
 
 @contextmanager
-def alone(root: Path) -> Iterator[None]:
-    """One training a data folder: two would share checkpoints, and one of them would lose its hours at the end."""
+def alone(root: Path, patience: float | None = None) -> Iterator[None]:
+    """One training a data folder: two would share checkpoints, and one of them would lose its hours at the end.
+
+    With `patience` a worker that holds the task's lease waits so many seconds and then goes on all the same: whoever
+    has the lock may be a process that hangs. Two attempts at one task write the same checkpoints, and one publishes.
+    """
     try:
         durable.make_folder(root / "work")
         descriptor = os.open(root / "work" / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
@@ -30,13 +35,23 @@ def alone(root: Path) -> Iterator[None]:
             f"the data folder {root} cannot be written ({error}): check the path and its rights"
         ) from error
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise StoreError(f"another training is running in {root}: wait until it ends, then try again") from None
+        if not _locked(descriptor, patience or 0.0) and patience is None:
+            raise StoreError(f"another training is running in {root}: wait until it ends, then try again")
         yield
     finally:
         os.close(descriptor)
+
+
+def _locked(descriptor: int, patience: float) -> bool:
+    end = time.monotonic() + patience
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() >= end:
+                return False
+            time.sleep(0.1)
 
 
 class Undo:

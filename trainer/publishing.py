@@ -65,8 +65,13 @@ class _Parent:
     samples: Samples
 
 
-def learn_batch(root: Path, batch: LabelledBatch, settings: LearnerSettings, listener: Listener) -> Outcome:
-    """Learn the batch as the next task of the data folder, and publish the version unless the gate rejects it."""
+def learn_batch(
+    root: Path, batch: LabelledBatch, settings: LearnerSettings, listener: Listener, patience: float | None = None
+) -> Outcome:
+    """Learn the batch as the next task of the data folder, and publish the version unless the gate rejects it.
+
+    `patience` is for a worker whose task nobody else may learn: see `alone`.
+    """
     store = VersionStore(root)
     if done := _already_learned(store, batch):
         return done
@@ -77,7 +82,7 @@ def learn_batch(root: Path, batch: LabelledBatch, settings: LearnerSettings, lis
     _check_memory(store, batch, settings)
     _check_space(store, batch, settings)
     undo = Undo(root)
-    with alone(root):
+    with alone(root, patience):
         if done := _already_learned(store, batch):  # by the one who held the lock before us
             return done
         try:

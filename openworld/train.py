@@ -1,0 +1,66 @@
+"""`openworld train`: the worker that learns what people submit."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import socket
+from types import FrameType
+from typing import Any
+
+from models.errors import OpenWorldError
+from openworld.options import settings_from
+
+SUMMARY = "learn submitted tasks, one after the other, and publish versions"
+EPILOG = """\
+examples:
+  OPENWORLD_REDIS_URL=redis://127.0.0.1:6379 openworld train --data robot
+
+Ctrl-C or SIGTERM: the task at hand goes back to the queue at the end of its epoch, and whoever takes it next goes on
+from there. A second one: at once. Metrics are on OPENWORLD_TRAINER_PORT (8001).
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--redis-url", metavar="URL", help="redis://host:port or unix:///path (OPENWORLD_REDIS_URL)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    # Here and not above: torch takes seconds to load, and the other commands do not need it.
+    from prometheus_client import start_http_server
+
+    from service import logs
+    from tasks.announcements import announce
+    from tasks.queue import TaskQueue
+    from tasks.redis_client import connect
+    from trainer.settings import LearnerSettings
+    from trainer.worker import Worker
+    from trainer.worker_metrics import WorkerMetrics
+    from trainer.worker_settings import WorkerSettings
+
+    given: dict[str, Any] = {"data": arguments.data, "redis_url": arguments.redis_url}
+    settings, learner = settings_from(WorkerSettings, given), settings_from(LearnerSettings, {})
+    if settings.redis_url is None:
+        raise OpenWorldError("where is the queue? Set OPENWORLD_REDIS_URL, or start everything with: openworld up")
+    logs.set_up(settings.log_level, settings.log_format)
+    os.nice(settings.trainer_nice)
+    client = connect(settings.redis_url.get_secret_value())
+    metrics = WorkerMetrics()
+    if settings.trainer_port:
+        start_http_server(settings.trainer_port, settings.trainer_host, metrics.registry)
+    queue = TaskQueue(client, lease_seconds=settings.lease_seconds, max_attempts=settings.max_attempts)
+    name = f"{socket.gethostname()}-{os.getpid()}"
+    worker = Worker(arguments.data, queue, learner, name, metrics, lambda version: announce(client, version))
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        logging.getLogger(__name__).info("stopping at the end of the epoch; once more to stop at once")
+        worker.stop()
+        for one in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(one, signal.SIG_DFL)
+
+    for one in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(one, stop)
+    worker.run()
+    return 0

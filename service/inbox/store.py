@@ -1,0 +1,271 @@
+"""The novelty inbox: images that the service answered `novel`, kept until people have looked at them.
+
+    <root>/inbox/images/ab/<sha256>   the bytes
+    <root>/inbox/inbox.sqlite3        what is known about them
+
+**Bounded in count, bytes, age and rate whatever arrives, and usable after a kill at any moment.** Bytes are written
+before their row. They are removed before it, too: on a full disk that makes the space that removing a row takes. A kill
+in between leaves bytes without a row, or a row without bytes; both go when the inbox is opened again. Nothing is
+written before the first novelty.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from models.durable import TEMPORARY, make_folder, sha256_bytes
+from models.errors import ImageError, ImageTooLarge, StoreError
+from models.images import DEFAULT_LIMITS, ImageLimits
+from service.errors import NotFound
+from service.inbox.index import LikenessIndex
+from service.inbox.likeness import unit
+from service.inbox.look import Look, look_at
+from service.inbox.rate import TokenBucket
+from service.inbox.records import STATES, InboxLimits, Kept, Novelty, Page, Sighting, State
+from service.inbox.table import Entry, InboxTable
+from tasks.image_store import ImageStore
+
+_OURS = re.compile(rf"[0-9a-f]{{64}}|\..*{re.escape(TEMPORARY)}")
+
+
+class Inbox:
+    """The inbox of one data folder. Any thread may call any method; calls wait for each other, and for the disk."""
+
+    def __init__(
+        self,
+        root: Path,
+        limits: InboxLimits | None = None,
+        clock: Callable[[], float] = time.time,
+        *,
+        image_limits: ImageLimits = DEFAULT_LIMITS,
+    ) -> None:
+        self._folder = root / "inbox"
+        self._limits = limits or InboxLimits()
+        self._clock = clock
+        self._image_limits = image_limits
+        self._lock = threading.Lock()
+        self._images = ImageStore(self._folder)
+        self._bucket = TokenBucket(self._limits.rate, self._limits.burst, clock)
+        self._table: InboxTable | None = None  # while there is nothing on the disk
+        self._index = LikenessIndex()
+        self._sizes: dict[str, int] = {}  # bytes by id
+        self._bytes = 0
+        self._closed = False
+        if self._database.exists():
+            with self._lock:
+                self._open()
+
+    def __repr__(self) -> str:
+        return f"Inbox({str(self._folder.parent)!r}, {len(self._index)} novelties)"
+
+    # Reading
+
+    def get(self, id: str) -> Novelty | None:
+        with self._lock:
+            return None if self._table is None else self._table.get(id)
+
+    def list(self, state: State = "new", limit: int = 50, before: int | None = None) -> Page:
+        """Novelties in a state, last seen first. A cursor stays good while others come and go.
+
+        One that is seen again moves to the front: someone paging on does not meet it twice.
+        """
+        if limit < 1:
+            raise ValueError(f"limit must be at least 1, not {limit}")
+        with self._lock:
+            return Page((), None) if self._table is None else self._table.page(state, limit, before)
+
+    def counts(self) -> dict[State, int]:
+        """How many novelties there are in each state."""
+        with self._lock:
+            return dict.fromkeys(STATES, 0) if self._table is None else self._table.counts()
+
+    @property
+    def bytes_used(self) -> int:
+        """Bytes of the images that are kept."""
+        return self._bytes
+
+    def read_image(self, id: str) -> bytes:
+        """The bytes as they were sent; `NotFound` when there is no such novelty, or its bytes are lost."""
+        with self._lock:
+            if id not in self._index:
+                raise NotFound(f"novelty {id[:80]!r} is not in the inbox: it may have been deleted or have aged out")
+        try:
+            # Without the lock, so that nobody waits for a slow disk's reading.
+            return self._images.read(id)
+        except StoreError as error:
+            with self._lock:
+                if id in self._images:
+                    raise
+                self._remove([id])
+            raise NotFound(f"the image of novelty {id} is lost: it was evicted or removed from the disk") from error
+
+    # Writing
+
+    def add(self, sighting: Sighting) -> Kept:
+        """Keep a sighting as a new novelty, fold it into the one that it is like, or drop it for a reason.
+
+        `StoreError` when the disk does not take it; what was kept before stays.
+        """
+        id = sighting.sha256 or sha256_bytes(sighting.data)
+        with self._lock:
+            if self._table is not None and id in self._index:
+                return self._fold(self._table, id, sighting)
+        if len(sighting.data) > self._limits.max_bytes:
+            return Kept("dropped", reason="too_large")
+        try:
+            # Without the lock: decoding is the slow part, and needs nothing of ours.
+            look = look_at(sighting.data, self._image_limits)
+        except ImageTooLarge:
+            return Kept("dropped", reason="too_large")
+        except ImageError:
+            return Kept("dropped", reason="unreadable")
+        with self._lock:
+            return self._add(id, sighting, look)
+
+    def set_state(self, ids: Iterable[str], state: State) -> int:
+        """Say what people did with them; returns how many of the ids there were."""
+        if state not in STATES:
+            raise ValueError(f"state must be one of {STATES}, not {state!r}")
+        with self._lock:
+            known = {id for id in ids if id in self._index}
+            if known and self._table is not None:
+                self._table.set_state(known, state)
+                for id in known:
+                    self._index.set_folds(id, _folds(state))
+            return len(known)
+
+    def delete(self, id: str) -> bool:
+        """Forget a novelty and its bytes; False when there was none."""
+        with self._lock:
+            found = id in self._index
+            if found:
+                self._remove([id])
+            return found
+
+    def sweep(self) -> int:
+        """Remove what was last seen too long ago; returns how many."""
+        with self._lock:
+            return self._expire()
+
+    def close(self) -> None:
+        """Let go of the file. Afterwards the inbox reads as empty and takes nothing."""
+        with self._lock:
+            self._closed = True
+            self._forget()
+
+    # With the lock held
+
+    def _add(self, id: str, sighting: Sighting, look: Look) -> Kept:
+        like = self._like(id, sighting, look)
+        if self._table is not None and like is not None:
+            return self._fold(self._table, like, sighting)
+        if not self._bucket.take():
+            return Kept("dropped", reason="rate")
+        table = self._table or self._open()
+        self._expire()
+        self._make_room(1, len(sighting.data))
+        stored = self._images.put(sighting.data)
+        try:
+            if stored != id:
+                raise ValueError(f"the sighting says sha256 {id[:80]!r}, but its bytes have {stored}")
+            entry = table.insert(id, sighting, self._clock(), look)
+        except BaseException:
+            if stored not in self._index:
+                self._images.remove(stored)
+            raise
+        self._remember(entry)
+        return Kept("new", id)
+
+    def _like(self, id: str, sighting: Sighting, look: Look) -> str | None:
+        if id in self._index:  # another thread was faster
+            return id
+        embedding = None if sighting.embedding is None else unit(sighting.embedding)
+        return self._index.alike(look.hash, embedding, self._limits.fold_bits, self._limits.fold_cosine)
+
+    def _fold(self, table: InboxTable, id: str, sighting: Sighting) -> Kept:
+        table.fold(id, sighting, self._clock())
+        return Kept("folded", id)
+
+    def _make_room(self, count: int, size: int) -> None:
+        limits = self._limits
+        while self._table and (len(self._index) + count > limits.max_count or self._bytes + size > limits.max_bytes):
+            victim = self._table.least_wanted()
+            if victim is None:
+                break
+            self._remove([victim])
+
+    def _expire(self) -> int:
+        if self._table is None:
+            return 0
+        expired = self._table.older_than(self._clock() - self._limits.max_age_seconds)
+        self._remove(expired)
+        return len(expired)
+
+    def _remove(self, ids: Collection[str]) -> None:
+        if self._table is None or not ids:
+            return
+        for id in ids:
+            self._images.remove(id)
+        self._table.delete(ids)
+        for id in ids:
+            if id in self._index:
+                self._index.remove(id)
+                self._bytes -= self._sizes.pop(id)
+
+    def _remember(self, entry: Entry) -> None:
+        self._index.add(entry.id, entry.hash, entry.embedding, _folds(entry.state))
+        self._sizes[entry.id] = entry.bytes
+        self._bytes += entry.bytes
+
+    # Opening
+
+    @property
+    def _database(self) -> Path:
+        return self._folder / "inbox.sqlite3"
+
+    def _open(self) -> InboxTable:
+        if self._closed:
+            raise StoreError("the inbox is closed: open it again")
+        try:
+            make_folder(self._folder)
+            self._table = InboxTable(self._database)
+            self._reconcile(self._table)
+            self._make_room(0, 0)  # the limits may be tighter than they were
+        except BaseException as error:
+            self._forget()
+            if isinstance(error, OSError):
+                raise StoreError(f"the inbox cannot be opened ({error}): check the data folder's rights") from error
+            raise
+        return self._table
+
+    def _reconcile(self, table: InboxTable) -> None:
+        """Rows and bytes that a kill, or somebody's hand, has parted from each other."""
+        files = {path.name: path for path in (self._folder / "images").glob("*/*") if _OURS.fullmatch(path.name)}
+        lost = []
+        for entry in table.entries():
+            if files.pop(entry.id, None) is None:
+                lost.append(entry.id)
+            else:
+                self._remember(entry)
+        table.delete(lost)
+        for orphan in files.values():
+            orphan.unlink(missing_ok=True)
+            with suppress(OSError):  # not empty
+                orphan.parent.rmdir()
+
+    def _forget(self) -> None:
+        table, self._table = self._table, None
+        self._index, self._sizes, self._bytes = LikenessIndex(), {}, 0
+        if table is not None:
+            table.close()
+
+
+def _folds(state: State) -> bool:
+    # Into what people dismissed, too: they said that they do not want it. What they labelled should be known by now:
+    # when it is seen as novel again, they should hear of it.
+    return state != "labelled"
