@@ -52,13 +52,16 @@ class Service:
             largest_batch=settings.max_batch,
         )
         self.inbox = _open_inbox(settings) if settings.inbox else None
-        self.inbox_writer = self.inbox and InboxWriter(
-            self.inbox,
+        self.inbox_writer = self._writer(self.inbox) if self.inbox is not None else None
+        self.draining = False
+        self._listener: asyncio.Task[None] | None = None
+
+    def _writer(self, inbox: Inbox) -> InboxWriter:
+        return InboxWriter(
+            inbox,
             on_kept=lambda kept: self.metrics.novelties_folded.inc(kept.outcome == "folded"),
             on_drop=lambda reason: self.metrics.novelties_dropped.labels(reason).inc(),
         )
-        self.draining = False
-        self._listener: asyncio.Task[None] | None = None
 
     @property
     def ready(self) -> bool:
