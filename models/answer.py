@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -44,24 +45,37 @@ def answer(model: Model, evidence: Evidence) -> list[Answer]:
     calibrated = model.calibration.calibrated(scores)
     novelty = p_novel(model.calibration.p_known(evidence.logits, evidence.distances))
     shares = _shares(log_scores)
-    order = np.argsort(-log_scores, axis=1, kind="stable")[:, :NEAREST]
-    classes, tasks, threshold = model.classes, model.task_of_class, float(model.calibration.threshold[0])
+    order = np.argsort(-log_scores, axis=1, kind="stable")
+    labels, tasks, threshold = model.labels, model.task_of_class, float(model.calibration.threshold[0])
     answers = []
     for i in range(n):
         best = int(order[i, 0])
-        novel = not scores[i] >= threshold  # so that a score that is not a number is novel, too
+        # Written so that a score that is not a number is novel, too. What people retired is not known any more.
+        novel = not scores[i] >= threshold or labels[best] is None
         answers.append(
             Answer(
-                label=None if novel else classes[best],
+                label=None if novel else labels[best],
                 novel=novel,
                 score=float(scores[i]),
                 calibrated_score=float(calibrated[i]),
                 p_novel=float(novelty[i]),
                 task=int(tasks[best]),
-                nearest=[(classes[c], float(shares[i, c])) for c in order[i]],
+                nearest=_nearest(labels, shares[i], order[i]),
             )
         )
     return answers
+
+
+def _nearest(
+    labels: Sequence[str | None], shares: NDArray[np.float64], order: NDArray[np.int64]
+) -> list[tuple[str, float]]:
+    """The best labels; classes that were merged are one, and retired ones are none."""
+    total: dict[str, float] = {}
+    for c in order:
+        label = labels[c]
+        if label is not None and (label in total or len(total) < NEAREST):
+            total[label] = total.get(label, 0.0) + float(shares[c])
+    return sorted(total.items(), key=lambda entry: -entry[1])
 
 
 def _shares(log_scores: NDArray[np.float64]) -> NDArray[np.float64]:

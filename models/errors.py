@@ -7,6 +7,8 @@
     │   └── BrokenImage             the right format, but it cannot be decoded
     ├── BackboneError             no backbone could be loaded, or it is not the recorded one
     ├── BatchError                a labelled batch with problems: all of them, each with its remedy
+    ├── UnknownClass              no class has this name
+    ├── ClassConflict             an edit that the classes as they are do not allow
     ├── StoreError                the version store
     │   ├── CorruptVersion          a file is missing, changed, half written or from a newer schema
     │   ├── StaleParent             somebody else published first (compare-and-set lost)
@@ -55,6 +57,14 @@ class BatchError(OpenWorldError):
     def __init__(self, problems: list[str]) -> None:
         self.problems = problems
         super().__init__("\n".join(problems))
+
+
+class UnknownClass(OpenWorldError):
+    """No class has this name."""
+
+
+class ClassConflict(OpenWorldError):
+    """An edit that the classes as they are do not allow."""
 
 
 class StoreError(OpenWorldError):

@@ -14,7 +14,7 @@ def read_model(loaded: LoadedVersion) -> tuple[Model, Preprocessing]:
     """What a version has learned and how it wants its pictures; its bytes were checked, but not what they say."""
     manifest = loaded.manifest
     try:
-        model = Model.from_tensors(loaded.tensors, manifest.tasks, Rule.from_dict(manifest.rule))
+        model = Model.from_tensors(loaded.tensors, manifest.tasks, Rule.from_dict(manifest.rule), manifest.aliases)
         preprocessing = BackboneSpec.from_dict(manifest.backbone).preprocessing
         if preprocessing.sha256 != manifest.preprocessing_sha256:
             raise ValueError("the preprocessing is not the one that its hash names")

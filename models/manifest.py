@@ -11,6 +11,7 @@ from models.durable import sha256_bytes
 from models.errors import CorruptVersion, StoreError
 
 SCHEMA = 1
+ADDED_LATER = {"aliases"}  # absent from the first manifests of this schema; a reader without them was right, too
 
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 # A task's id names a folder (`rejected/<task_id>`), so it must not be able to leave its parent.
@@ -47,6 +48,7 @@ class Manifest(BaseModel):
     parent: int | None
     task_id: TaskId
     tasks: list[list[str]]
+    aliases: dict[str, str | None] = Field(default_factory=dict)  # see models/edits.py
     backbone: dict[str, Any]
     backbone_sha256: str
     preprocessing_sha256: str
@@ -91,7 +93,7 @@ class Manifest(BaseModel):
                 "schema",
             )
         # Defaults are for those who write a manifest; one that was written has every field.
-        missing = [field for field in cls.model_fields if field not in document]
+        missing = [field for field in cls.model_fields if field not in document and field not in ADDED_LATER]
         if missing:
             raise CorruptVersion(f"{name}: missing field {', '.join(missing)}")
         try:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from models.aliases import label_of
 from models.calibration import Calibration
 from models.gaussians import Gaussians
 from models.rules import Rule
@@ -82,11 +83,17 @@ class Model:
     frozen: Gaussians  # every class, in the backbone's own feature space, one covariance (streaming LDA)
     rule: Rule
     calibration: Calibration
+    aliases: Mapping[str, str | None] = field(default_factory=dict)  # what people said since: models/edits.py
 
     @property
     def classes(self) -> tuple[str, ...]:
         """All classes, in the order of the tasks: the columns of every rule's scores."""
         return tuple(name for task in self.tasks for name in task.classes)
+
+    @property
+    def labels(self) -> tuple[str | None, ...]:
+        """What each class is answered as; None when people retired it."""
+        return tuple(label_of(name, self.aliases) for name in self.classes)
 
     @property
     def task_of_class(self) -> NDArray[np.int64]:
@@ -109,8 +116,10 @@ class Model:
         return {name: np.ascontiguousarray(array) for name, array in out.items()}
 
     @classmethod
-    def from_tensors(cls, tensors: Tensors, classes: list[list[str]], rule: Rule) -> Model:
-        """The inverse of `tensors`; the classes and the rule come from the manifest."""
+    def from_tensors(
+        cls, tensors: Tensors, classes: list[list[str]], rule: Rule, aliases: Mapping[str, str | None] | None = None
+    ) -> Model:
+        """The inverse of `tensors`; the classes, the rule and the aliases come from the manifest."""
         tasks = tuple(
             TaskModel(
                 classes=tuple(names),
@@ -131,15 +140,15 @@ class Model:
                 )
         if len(frozen.means) != sum(len(names) for names in classes):
             raise ValueError("the frozen statistics have another number of classes than the tasks")
-        return cls(shared, tasks, frozen, rule, _read(Calibration, tensors, "calibration"))
+        return cls(shared, tasks, frozen, rule, _read(Calibration, tensors, "calibration"), dict(aliases or {}))
 
 
 T = TypeVar("T", Adapters, Head, Gaussians, Calibration)
 
 
 def _flat(prefix: str, part: Adapters | Head | Gaussians | Calibration) -> Tensors:
-    return {f"{prefix}.{field.name}": getattr(part, field.name) for field in fields(part)}
+    return {f"{prefix}.{entry.name}": getattr(part, entry.name) for entry in fields(part)}
 
 
 def _read(kind: type[T], tensors: Tensors, prefix: str) -> T:
-    return kind(**{field.name: tensors[f"{prefix}.{field.name}"] for field in fields(kind)})
+    return kind(**{entry.name: tensors[f"{prefix}.{entry.name}"] for entry in fields(kind)})

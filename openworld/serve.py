@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from models.errors import OpenWorldError
+from openworld import logs
 from openworld.options import settings_from
 
 SUMMARY = "serve the data folder over HTTP: POST /predict, /versions, /metrics"
@@ -29,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     try:
         # Here and not above: the other commands need neither a web server nor its settings.
-        from service import logs, server
+        from service import server
         from service.settings import ServiceSettings
     except ModuleNotFoundError as error:
         raise OpenWorldError(f"{error.name} is not installed: pip install 'openworld[serve]'") from error

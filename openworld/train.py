@@ -11,6 +11,7 @@ from types import FrameType
 from typing import Any
 
 from models.errors import OpenWorldError
+from openworld import logs
 from openworld.options import settings_from
 
 SUMMARY = "learn submitted tasks, one after the other, and publish versions"
@@ -31,7 +32,6 @@ def run(arguments: argparse.Namespace) -> int:
     # Here and not above: torch takes seconds to load, and the other commands do not need it.
     from prometheus_client import start_http_server
 
-    from service import logs
     from tasks.announcements import announce
     from tasks.queue import TaskQueue
     from tasks.redis_client import connect

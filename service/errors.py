@@ -38,6 +38,14 @@ class BodyTooLarge(BadRequest):
     """More bytes or images than one request may have."""
 
 
+class UnsupportedBody(BadRequest):
+    """Not one of the ways to send a batch."""
+
+
+class InvalidName(BadRequest):
+    """A class cannot be called that."""
+
+
 class Unauthorized(ServiceError):
     """No key, or one that nobody holds."""
 
@@ -68,6 +76,10 @@ class RateLimited(Busy):
 
 class NotReady(Busy):
     """Nothing is loaded yet."""
+
+
+class NoQueue(Busy):
+    """This server has no queue of tasks, or cannot reach it."""
 
 
 class DeadlinePassed(ServiceError):

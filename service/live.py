@@ -22,6 +22,7 @@ import numpy as np
 from models.durable import sha256_bytes
 from models.errors import CorruptVersion, Damage
 from models.images import ImageLimits
+from models.manifest import Manifest
 from models.predictor import Predictor
 from models.runtime import Runtime
 from models.runtimes import Runtimes
@@ -227,7 +228,16 @@ class Live:
         while len(self._pinned) > self._max_pinned:
             self._pinned.popitem(last=False)
 
+    def current_manifest(self) -> Manifest | None:
+        """Of the version that the data folder calls current; None before the first. Reads the disk."""
+        current = self.store.current()
+        return None if current is None else self.store.manifest(current)
+
     # Switching
+
+    async def refresh(self) -> None:
+        """Look now, and come back when what was found answers, or cannot."""
+        await self._refresh()
 
     async def activate(self, number: int, by: By, reason: str, announce: Callable[[int], None]) -> None:
         """Roll back or forward; when this returns, the version answers here."""

@@ -15,6 +15,7 @@ from models import errors as core
 from service import errors
 
 MEDIA_TYPE = "application/problem+json"
+TRY_AGAIN = "5"  # seconds, where nobody knows better
 
 # The most special first: an error is what the first line that fits says it is.
 TABLE: list[tuple[type[core.OpenWorldError], int, str, str]] = [
@@ -24,6 +25,8 @@ TABLE: list[tuple[type[core.OpenWorldError], int, str, str]] = [
     (core.BrokenImage, 422, "broken_image", "The image is damaged"),
     (errors.NoImages, 422, "no_images", "The request holds no image"),
     (errors.BodyTooLarge, 413, "body_too_large", "The request is too large"),
+    (errors.UnsupportedBody, 415, "unsupported_body", "Not a way to send a batch"),
+    (errors.InvalidName, 422, "invalid_name", "A class cannot be called that"),
     (errors.BadRequest, 400, "bad_request", "The request cannot be understood"),
     (errors.Unauthorized, 401, "unauthorized", "A key is needed"),
     (errors.Forbidden, 403, "forbidden", "This key may not do that"),
@@ -31,10 +34,20 @@ TABLE: list[tuple[type[core.OpenWorldError], int, str, str]] = [
     (errors.QueueIsFull, 429, "queue_full", "The server has more to do than it can answer in time"),
     (errors.RateLimited, 429, "rate_limited", "This key sends more than it may"),
     (errors.NotReady, 503, "not_ready", "The server is not ready"),
+    (errors.NoQueue, 503, "no_queue", "There is no queue of tasks here"),
     (errors.DeadlinePassed, 504, "deadline_passed", "The deadline has passed"),
     (errors.Abandoned, 499, "abandoned", "The client has gone"),
     (errors.VersionUnusable, 409, "version_unusable", "This version cannot be loaded"),
     (core.CorruptVersion, 409, "version_unusable", "This version cannot be loaded"),
+    (core.BatchError, 422, "batch_invalid", "The batch cannot be learned as it is"),
+    (core.UnknownClass, 404, "unknown_class", "There is no such class"),
+    (core.ClassConflict, 409, "class_conflict", "The classes as they are do not allow that"),
+    (core.NothingLearned, 409, "nothing_learned", "Nothing has been learned yet"),
+    (core.UnknownTask, 404, "unknown_task", "There is no such task"),
+    (core.WrongState, 409, "wrong_state", "The task has ended in another way"),
+    (core.IdempotencyConflict, 409, "idempotency_conflict", "The key was used for another batch"),
+    (core.QueueFull, 429, "task_queue_full", "Too many tasks wait already"),
+    (core.QueueUnavailable, 503, "queue_unavailable", "The queue of tasks cannot be reached"),
     (core.OpenWorldError, 500, "internal", "Something broke here"),
 ]
 
@@ -68,15 +81,18 @@ class Problem(BaseModel):
 
 def problem_of(error: core.OpenWorldError) -> Problem:
     """The one translation."""
-    status, code, title = next((s, c, t) for kind, s, c, t in TABLE if isinstance(error, kind))
+    status, code, title = next(((s, c, t) for kind, s, c, t in TABLE if isinstance(error, kind)), TABLE[-1][1:])
     detail = str(error) if status != 500 else "see the server's log for this request id"
-    return Problem(title=title, status=status, code=code, detail=detail)
+    several = [{"detail": line} for line in error.problems] if isinstance(error, core.BatchError) else None
+    return Problem(title=title, status=status, code=code, detail=detail, errors=several)
 
 
 def respond(problem: Problem, request: Request, error: BaseException | None = None) -> JSONResponse:
     headers = {}
     if isinstance(error, errors.Busy):
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after)))
+    elif problem.status in (429, 503):
+        headers["Retry-After"] = TRY_AGAIN
     if problem.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     if isinstance(error, HTTPException) and error.headers:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from models.answer import Answer
+from tasks.task import Task, TaskProgress, TaskState, TaskSummary
 
 _KNOWN: dict[str, Any] = {
     "id": "0193f1c2a4b7c0ffee120001",
@@ -155,3 +156,66 @@ class Health(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     status: str
+
+
+class TaskAnswer(BaseModel):
+    """One labelled batch on its way to a version."""
+
+    id: str
+    state: TaskState
+    created: datetime
+    updated: datetime
+    submitted_by: str
+    counts: dict[str, int] = Field(description="images a class")
+    attempts: int = Field(description="how often a trainer has taken it")
+    cancel_requested: bool = False
+    progress: TaskProgress | None = Field(None, description="how far the learning is")
+    version: int | None = Field(None, description="the version that it became")
+    reason: str | None = Field(None, description="why it was rejected, failed, or is tried again")
+    result: dict[str, Any] | None = Field(None, description="what the gate found: accuracy and AUC, task by task")
+    fresh: bool = Field(True, description="false: it had been handed in before, and this is that task")
+
+    @classmethod
+    def of(cls, task: Task | TaskSummary, fresh: bool = True) -> TaskAnswer:
+        shared = {name: getattr(task, name) for name in cls.model_fields if name != "fresh"}
+        return cls(**shared, fresh=fresh)
+
+
+class TaskPage(BaseModel):
+    """Some tasks, newest first."""
+
+    tasks: list[TaskAnswer]
+    next: str | None = Field(None, description="give it as `before` for the next page")
+    counts: dict[str, int] = Field(description="tasks that are kept, by state")
+
+
+class ClassEntry(BaseModel):
+    """A learned class."""
+
+    name: str
+    task: int = Field(description="the task that it was learned in, from 0")
+    state: Literal["active", "merged", "retired"]
+    merged_into: str | None = None
+
+
+class Classes(BaseModel):
+    """All classes of the current version, in the order in which they were learned."""
+
+    version: int
+    classes: list[ClassEntry]
+
+
+class ClassEdit(BaseModel):
+    """Exactly one of the three."""
+
+    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"rename": "Conference pear"}]})
+
+    rename: str | None = Field(None, min_length=1, max_length=200, description="the new name")
+    merge_into: str | None = Field(None, min_length=1, max_length=200, description="the class that it really is")
+    retired: bool | None = Field(None, description="true: not answered any more; false: restore, also after a merge")
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        if sum(value is not None for value in (self.rename, self.merge_into, self.retired)) != 1:
+            raise ValueError("give exactly one of rename, merge_into, retired")
+        return self

@@ -52,6 +52,11 @@ class ServiceSettings(BaseSettings):
     drain_seconds: float = Field(1, ge=0, description="how long to answer as not ready before listening ends")
     shutdown_seconds: float = Field(30, gt=0, description="how long accepted requests may take to finish at the end")
 
+    lease_seconds: float = Field(30, gt=0, description="a trainer silent for so long has lost its task to the next one")
+    task_max_classes: int = Field(200, ge=1, description="classes of one batch")
+    task_max_images: int = Field(20_000, ge=1, description="images of one batch")
+    task_max_bytes: int = Field(2048 * MIB, ge=MIB, description="bytes of one batch")
+
     inbox: bool = Field(True, description="keep novel images for labellers")
     inbox_count: int = Field(5000, ge=1, description="novel images kept")
     inbox_bytes: int = Field(1024 * MIB, ge=MIB, description="bytes of novel images kept")

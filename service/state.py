@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -17,12 +16,16 @@ from models.store import VersionStore
 from service.admission import Admission, RateLimiter
 from service.bodies import BodyLimits
 from service.engine import Engine
-from service.errors import Forbidden, Unauthorized
+from service.errors import Forbidden, NoQueue, Unauthorized
 from service.inbox import Inbox, InboxLimits, InboxWriter
 from service.keys import Key, Keyring, Role
 from service.live import Live
 from service.metrics import Metrics
 from service.settings import ServiceSettings
+from tasks.announcements import announce, listen
+from tasks.batch import BatchLimits
+from tasks.queue import TaskQueue
+from tasks.redis_client import connect
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +56,14 @@ class Service:
         )
         self.inbox = _open_inbox(settings) if settings.inbox else None
         self.inbox_writer = self._writer(self.inbox) if self.inbox is not None else None
+        self.batch_limits = BatchLimits(
+            max_classes=settings.task_max_classes,
+            max_images=settings.task_max_images,
+            max_bytes=settings.task_max_bytes,
+        )
+        url = settings.redis_url
+        self._redis = connect(url.get_secret_value()) if url is not None else None
+        self._queue = TaskQueue(self._redis, lease_seconds=settings.lease_seconds) if self._redis is not None else None
         self.draining = False
         self._listener: asyncio.Task[None] | None = None
 
@@ -83,6 +94,8 @@ class Service:
         await self.live.stop()
         await self.engine.stop()
         self.decoders.shutdown(wait=True)
+        if self._redis is not None:
+            await asyncio.to_thread(self._redis.close)
         if self.inbox is not None and self.inbox_writer is not None:
             await asyncio.to_thread(self.inbox_writer.close, 10.0)
             await asyncio.to_thread(self.inbox.close)
@@ -92,19 +105,25 @@ class Service:
         self.draining = True
 
     async def _listen(self, url: str) -> None:
-        from tasks.announcements import listen
-
         async for _ in listen(url):
             self.live.notice()
 
     def announce(self, version: int) -> None:
         """Tell the other servers; they would find out by themselves, but later."""
-        if self.settings.redis_url is not None:
-            from tasks.announcements import announce
-            from tasks.redis_client import connect
+        if self._redis is not None:
+            announce(self._redis, version)
 
-            with contextlib.closing(connect(self.settings.redis_url.get_secret_value())) as client:
-                announce(client, version)
+    def queue(self) -> TaskQueue:
+        """Where tasks go. NoQueue when this server was started without one."""
+        if self._queue is None:
+            raise NoQueue("this server only predicts: start it with `openworld up`, or set OPENWORLD_REDIS_URL", 60)
+        return self._queue
+
+    def find_image(self, id: str) -> bytes | None:
+        """The image of a novelty's id; None when it is not kept. Reads the disk."""
+        if self.inbox is not None and self.inbox.get(id) is not None:
+            return self.inbox.read_image(id)
+        return None
 
 
 def _open_inbox(settings: ServiceSettings) -> Inbox | None:

@@ -18,6 +18,7 @@ import torch
 
 from models import durable
 from models.backbone import Backbone, open_backbone
+from models.edits import unusable
 from models.errors import BackboneError, BatchError, NothingLearned, StaleParent, StoreError
 from models.export import export
 from models.loading import read_model
@@ -151,8 +152,11 @@ def _already_learned(store: VersionStore, batch: LabelledBatch) -> Outcome | Non
 def _check_labels(store: VersionStore, batch: LabelledBatch) -> None:
     """Images learned under another label, and batches that bring nothing new, named by their files."""
     if store.current() is not None:
+        loaded = store.load()
+        if problems := unusable(loaded.manifest, batch.classes):
+            raise BatchError(problems)
         origins = {image.sha256: image.origin for image in batch.images}
-        unseen(batch.keys, Samples.from_json(store.load().samples), origins)
+        unseen(batch.keys, Samples.from_json(loaded.samples), origins)
 
 
 def _check_memory(store: VersionStore, batch: LabelledBatch, settings: LearnerSettings) -> None:
@@ -237,6 +241,7 @@ def _manifest(
         parent=parent.version,
         task_id=batch.task_id,
         tasks=[list(task.classes) for task in model.tasks],
+        aliases=dict(model.aliases),
         backbone=spec.to_dict(),
         backbone_sha256=spec.sha256,
         preprocessing_sha256=spec.preprocessing.sha256,

@@ -8,6 +8,8 @@ import sys
 from datetime import UTC, datetime
 from typing import Any, Literal
 
+OURS = ("models", "tasks", "trainer", "service", "openworld")
+
 
 class JsonLines(logging.Formatter):
     """`extra={"fields": {...}}` of a log call becomes top-level fields."""
@@ -43,6 +45,7 @@ def set_up(level: str, style: Literal["auto", "json", "text"]) -> None:
     handler.setFormatter(Text() if text else JsonLines())
     root = logging.getLogger()
     root.handlers[:] = [handler]
-    root.setLevel(level.upper())
-    for noisy in ("python_multipart", "asyncio"):
-        logging.getLogger(noisy).setLevel(logging.WARNING)
+    # Libraries speak when something is wrong; what they do is ours to say.
+    root.setLevel(max(logging.WARNING, logging.getLevelName(level.upper())))
+    for ours in OURS:
+        logging.getLogger(ours).setLevel(level.upper())

@@ -1,0 +1,75 @@
+"""GET /classes and PATCH /classes/{name}: people mislabel, and take it back."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+from fastapi import APIRouter, Path
+
+from models.aliases import label_of
+from models.edits import Edit, publish_edit
+from models.errors import ClassConflict, StaleParent
+from models.manifest import Manifest
+from service.errors import InvalidName
+from service.problems import documented
+from service.schemas import ClassEdit, ClassEntry, Classes
+from service.state import Anybody, Labelling, Parts, Service
+from tasks.class_names import canonical, confusion_problems, name_problems
+
+router = APIRouter(tags=["labellers"])
+
+
+@router.get("/classes", summary="What has been learned, and what became of it", responses=documented(401))
+async def classes(service: Parts, key: Anybody) -> Classes:
+    return _classes(await asyncio.to_thread(service.live.current_manifest))
+
+
+@router.patch(
+    "/classes/{name}",
+    summary="Rename a class, merge it into another, retire it, or restore it",
+    responses=documented(401, 403, 404, 409, 422),
+)
+async def edit(
+    service: Parts, key: Labelling, name: Annotated[str, Path(max_length=200)], change: ClassEdit
+) -> Classes:
+    """Each makes a new version without training, which can be rolled back like any other."""
+    edit = _edit(name, change)
+    manifest = await asyncio.to_thread(_publish, service, edit, key.name)
+    await service.live.refresh()
+    await asyncio.to_thread(service.announce, manifest.version)
+    return _classes(manifest)
+
+
+def _edit(name: str, change: ClassEdit) -> Edit:
+    if change.rename is not None:
+        return Edit("rename", name, canonical(change.rename))
+    if change.merge_into is not None:
+        return Edit("merge", name, change.merge_into)
+    return Edit("retire" if change.retired else "restore", name)
+
+
+def _publish(service: Service, edit: Edit, who: str) -> Manifest:
+    store = service.live.store
+    if edit.kind == "rename" and edit.to is not None:
+        known = set(store.load().manifest.classes) - {edit.name}
+        if problems := [*name_problems(edit.to), *confusion_problems([edit.to], known)]:
+            raise InvalidName("; ".join(problems))
+    try:
+        return publish_edit(store, edit, "operator", who)
+    except StaleParent as error:
+        raise ClassConflict("another version was published in this moment: look at it, and try again") from error
+
+
+def _classes(manifest: Manifest | None) -> Classes:
+    if manifest is None:
+        return Classes(version=0, classes=[])
+    entries = []
+    for task, names in enumerate(manifest.tasks):
+        for name in names:
+            goal = label_of(name, manifest.aliases)
+            state = "active" if goal == name else "retired" if goal is None else "merged"
+            entries.append(
+                ClassEntry(name=name, task=task, state=state, merged_into=goal if state == "merged" else None)
+            )
+    return Classes(version=manifest.version, classes=entries)

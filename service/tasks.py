@@ -1,0 +1,153 @@
+"""POST /tasks and what became of them: people's labels on their way to the next version."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Path, Query, Request, Response
+from fastapi.responses import StreamingResponse
+
+from models.edits import active_classes, unusable
+from models.errors import BatchError
+from service.problems import documented
+from service.schemas import TaskAnswer, TaskPage
+from service.state import Anybody, Labelling, Parts, Service
+from service.task_bodies import Labels, read_batch
+from tasks.batch import LabelledBatch
+from tasks.image_store import ImageStore
+from tasks.task import STATES, Task, TaskState
+
+router = APIRouter(tags=["labellers"])
+
+LOOKS = 0.5  # seconds between two looks at a task whose events somebody follows
+HEARTBEAT = 15.0  # seconds of silence after which proxies give up
+
+TaskIdPath = Annotated[str, Path(max_length=128, description="a task's id")]
+BODY: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "description": "A form with a field a class, a zip with a folder a class, or ids of novelties and predictions",
+        "content": {
+            "multipart/form-data": {
+                "schema": {
+                    "type": "object",
+                    "additionalProperties": {"type": "array", "items": {"type": "string", "format": "binary"}},
+                }
+            },
+            "application/zip": {"schema": {"type": "string", "format": "binary"}},
+            "application/json": {"schema": Labels.model_json_schema()},
+        },
+    }
+}
+
+
+@router.post(
+    "/tasks",
+    status_code=202,
+    response_model=TaskAnswer,
+    summary="Teach: hand in labelled images, to be learned as the next task",
+    responses=documented(400, 401, 403, 409, 413, 415, 422, 429, 503),
+    openapi_extra=BODY,
+)
+async def submit(
+    request: Request,
+    response: Response,
+    service: Parts,
+    key: Labelling,
+    idempotency_key: Annotated[
+        str | None, Header(max_length=255, description="the same key with the same batch is the same task")
+    ] = None,
+) -> TaskAnswer:
+    """202: it will be learned exactly once, or reported as failed with its reason, whatever is killed meanwhile."""
+    queue = service.queue()
+    manifest = await asyncio.to_thread(service.live.current_manifest)
+    known = active_classes(manifest) if manifest else []
+    batch, ids = await read_batch(request, known, service.batch_limits, service.find_image)
+    if manifest and (problems := unusable(manifest, batch.classes)):
+        raise BatchError(problems)
+    await asyncio.to_thread(_store, service, batch)
+    task = Task.of(batch, key.name)
+    submitted = await asyncio.to_thread(queue.submit, task, idempotency_key)
+    if service.inbox is not None:
+        # By the images' hashes as well: whoever sent a picture that is in the inbox has labelled it.
+        await asyncio.to_thread(service.inbox.set_state, [*ids, *(i.sha256 for i in batch.images)], "labelled")
+    response.headers["Location"] = f"/tasks/{submitted.task.id}"
+    return TaskAnswer.of(submitted.task, fresh=submitted.fresh)
+
+
+def _store(service: Service, batch: LabelledBatch) -> None:
+    """Before the task is queued: who accepts a task has its images."""
+    images = ImageStore(service.settings.data)
+    for image in batch.images:
+        images.put(image.data)
+
+
+@router.get("/tasks", summary="Tasks, newest first", responses=documented(401, 404, 422, 503))
+async def tasks(
+    service: Parts,
+    key: Anybody,
+    state: Annotated[list[TaskState] | None, Query(description="only these")] = None,
+    limit: Annotated[int, Query(ge=1, le=200)] = 50,
+    before: Annotated[str | None, Query(max_length=128, description="the last id of the page before")] = None,
+) -> TaskPage:
+    queue = service.queue()
+    found = await asyncio.to_thread(queue.list_tasks, limit, before, state or STATES)
+    return TaskPage(
+        tasks=[TaskAnswer.of(task) for task in found],
+        next=found[-1].id if len(found) == limit else None,
+        counts=await asyncio.to_thread(queue.counts),
+    )
+
+
+@router.get("/tasks/{task_id}", summary="One task: state, progress, result", responses=documented(401, 404, 503))
+async def task(service: Parts, key: Anybody, task_id: TaskIdPath) -> TaskAnswer:
+    return TaskAnswer.of(await asyncio.to_thread(service.queue().get, task_id))
+
+
+@router.post(
+    "/tasks/{task_id}/cancel", summary="Stop a task that has not ended", responses=documented(401, 403, 404, 409, 503)
+)
+async def cancel(service: Parts, key: Labelling, task_id: TaskIdPath) -> TaskAnswer:
+    return TaskAnswer.of(await asyncio.to_thread(service.queue().cancel, task_id))
+
+
+@router.post(
+    "/tasks/{task_id}/retry",
+    summary="Queue a failed, rejected or cancelled task once more",
+    responses=documented(401, 403, 404, 409, 429, 503),
+)
+async def retry(service: Parts, key: Labelling, task_id: TaskIdPath) -> TaskAnswer:
+    return TaskAnswer.of(await asyncio.to_thread(service.queue().retry, task_id))
+
+
+@router.get(
+    "/tasks/{task_id}/events",
+    summary="Follow a task (server-sent events, one a change, until it ends)",
+    responses={200: {"content": {"text/event-stream": {}}}, **documented(401, 404, 503)},
+    response_class=StreamingResponse,
+)
+async def events(service: Parts, key: Anybody, task_id: TaskIdPath) -> StreamingResponse:
+    first = await asyncio.to_thread(service.queue().get, task_id)
+    headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+    return StreamingResponse(_follow(service, first), media_type="text/event-stream", headers=headers)
+
+
+async def _follow(service: Service, task: Task) -> AsyncIterator[str]:
+    queue = service.queue()
+    spoken, last = 0.0, ""
+    while True:
+        text = json.dumps(TaskAnswer.of(task).model_dump(mode="json"))
+        if text != last:
+            last, spoken = text, time.monotonic()
+            yield f"event: {task.state}\ndata: {text}\n\n"
+        elif time.monotonic() - spoken > HEARTBEAT:
+            spoken = time.monotonic()
+            yield ": still here\n\n"
+        if task.ended or service.draining:  # a server that is about to go must not be held by those who watch
+            return
+        await asyncio.sleep(LOOKS)
+        task = await asyncio.to_thread(queue.get, task.id)
