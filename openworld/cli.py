@@ -18,7 +18,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from models.errors import BatchError, OpenWorldError
-from openworld import learn, predict, serve, train, versions
+from openworld import learn, predict, serve, teach, train, versions
 
 FAILED, INTERRUPTED = 2, 130
 
@@ -42,7 +42,7 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"openworld {version('openworld')}")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for command in (serve, train, learn, predict, versions):
+    for command in (serve, train, learn, teach, predict, versions):
         name = command.__name__.rpartition(".")[2]
         sub = commands.add_parser(
             name,
@@ -56,7 +56,6 @@ def parser() -> argparse.ArgumentParser:
             "--data",
             type=Path,
             metavar="DIR",
-            default=Path(os.environ.get("OPENWORLD_DATA") or "data"),
             help="the data folder: versions, images, backbone (default: OPENWORLD_DATA, else ./data)",
         )
         sub.set_defaults(run=command.run)
@@ -67,6 +66,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     arguments = parser().parse_args(argv)
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
+    named = arguments.data or os.environ.get("OPENWORLD_DATA")
+    arguments.data_named, arguments.data = bool(named), Path(named or "data")
     try:
         if arguments.data.exists() and not arguments.data.is_dir():
             raise OpenWorldError(f"--data {arguments.data} is a file: give a folder, or a name that is free")

@@ -6,15 +6,16 @@ import argparse
 import json
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rich.text import Text
 
 from models.answer import Answer
-from models.errors import NothingLearned
+from models.errors import ImageError, NothingLearned, OpenWorldError
 from models.store import VersionStore
-from openworld import tables
+from openworld import remote, tables
 from openworld.versions import current_or_start
 
 if TYPE_CHECKING:
@@ -26,13 +27,26 @@ examples:
   openworld predict photo.jpg --data robot
   openworld predict inbox/ --json | jq -r 'select(.novel) | .file'    every image of a folder; the novel ones
   openworld predict photo.jpg --version 3                             an earlier version
+  openworld predict photo.jpg --url http://robot:8000                 ask a service; the key is in OPENWORLD_KEY
 
+Who answers: the service that --url or OPENWORLD_URL names; else the data folder that --data or OPENWORLD_DATA names;
+else a service on this machine, when one is running; else the folder ./data.
 The score is the image's place among held-out images of known classes, 0 to 1: the same scale in every version.
 Exit code 1: at least one file could not be read; the others have their answer.
 """
 IMAGES = {".jpg", ".jpeg", ".png", ".webp"}
 AT_ONCE = 64  # files held in memory
 SOME_FAILED = 1
+
+
+class Answers(Protocol):
+    """Who predicts: a data folder or a service."""
+
+    @property
+    def version(self) -> int: ...
+
+    def predict(self, images: Sequence[bytes]) -> list[Answer | ImageError]: ...
+
 
 Result = tuple[Path, Answer | str]  # a file with its answer, or with why there is none
 
@@ -43,10 +57,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--version", type=int, metavar="N", help="a version's number (default: the current one)")
     parser.add_argument("--json", action="store_true", help="print one JSON object a file, a line each")
+    remote.add_arguments(parser)
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="default auto")
 
 
 def run(arguments: argparse.Namespace) -> int:
+    if remote.is_named(arguments):
+        with remote.client(arguments) as client:
+            return _predict(arguments, remote.RemotePredictor(client, arguments.version))
+    if not arguments.data_named:
+        with suppress(OpenWorldError), remote.client(arguments, timeout=1.0) as client:
+            client.versions()
+            arguments.url = remote.URL  # somebody is there: from here on, what goes wrong is said
+    return run(arguments) if arguments.url else _predict(arguments, _local(arguments))
+
+
+def _local(arguments: argparse.Namespace) -> Predictor:
     store = VersionStore(arguments.data)
     version = current_or_start(store) if arguments.version is None else arguments.version
     if version not in (there := store.versions()):
@@ -56,7 +82,11 @@ def run(arguments: argparse.Namespace) -> int:
     # Here and not above: ONNX Runtime need not load for a mistyped command.
     from models.predictor import Predictor
 
-    predictor = Predictor.open(arguments.data, version, arguments.device)
+    return Predictor.open(arguments.data, version, arguments.device)
+
+
+def _predict(arguments: argparse.Namespace, predictor: Answers) -> int:
+    version = predictor.version
     failed = 0
     rows: list[Sequence[str | Text]] = []
     for path, answer in _answers(predictor, arguments.files):
@@ -67,11 +97,12 @@ def run(arguments: argparse.Namespace) -> int:
             rows.append(_row(path, answer))
     if not arguments.json:
         columns = ["file", "answer", "score ", "p(novel) ", "looks like"]
-        tables.console().print(tables.table(columns, rows, title=f"version {version}"))
+        where = f" of {arguments.url}" if arguments.url else ""
+        tables.console().print(tables.table(columns, rows, title=f"version {version}{where}"))
     return SOME_FAILED if failed else 0
 
 
-def _answers(predictor: Predictor, given: Sequence[Path]) -> Iterator[Result]:
+def _answers(predictor: Answers, given: Sequence[Path]) -> Iterator[Result]:
     """In the order given, a bounded number of files at a time."""
     waiting: list[tuple[Path, bytes | str]] = []
     for item in _files(given):
@@ -82,7 +113,7 @@ def _answers(predictor: Predictor, given: Sequence[Path]) -> Iterator[Result]:
     yield from _answer(predictor, waiting)
 
 
-def _answer(predictor: Predictor, items: Sequence[tuple[Path, bytes | str]]) -> Iterator[Result]:
+def _answer(predictor: Answers, items: Sequence[tuple[Path, bytes | str]]) -> Iterator[Result]:
     answers = iter(predictor.predict([data for _, data in items if isinstance(data, bytes)]))
     for path, data in items:
         answer = data if isinstance(data, str) else next(answers)

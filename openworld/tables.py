@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -29,9 +30,8 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str | Text]], title: s
     return out
 
 
-def print_report(manifest: Manifest) -> None:
-    """What a task brought and what it cost the earlier ones."""
-    metrics = manifest.metrics
+def task_table(reports: Iterable[Mapping[str, Any]]) -> Table:
+    """Every task on its held-out images, before and after."""
     rows = [
         [
             str(report["task"] + 1),
@@ -40,10 +40,16 @@ def print_report(manifest: Manifest) -> None:
             change(report["accuracy_before"], report["accuracy_after"], percent),
             change(report["auc_before"], report["auc_after"], ratio),
         ]
-        for report in metrics["tasks"]
+        for report in reports
     ]
+    return table(["task ", "classes", "held-out images ", "accuracy ", "AUC "], rows)
+
+
+def print_report(manifest: Manifest) -> None:
+    """What a task brought and what it cost the earlier ones."""
+    metrics = manifest.metrics
     out = console()
-    out.print(table(["task ", "classes", "held-out images ", "accuracy ", "AUC "], rows))
+    out.print(task_table(metrics["tasks"]))
     capacity, backbone = metrics["capacity"], manifest.backbone
     facts = {
         "version": _lineage(manifest),

@@ -7,6 +7,7 @@ from typing import Any
 from fastapi import FastAPI
 
 from service.problems import Problem
+from service.schemas import Predictions
 
 
 def complete_openapi(app: FastAPI, *, keys: bool) -> None:
@@ -18,6 +19,8 @@ def complete_openapi(app: FastAPI, *, keys: bool) -> None:
             document = generate()
             components = document.setdefault("components", {})
             components.setdefault("schemas", {})["Problem"] = Problem.model_json_schema()
+            # FastAPI drops nulls, also from examples, where `label` of a novel image is one.
+            components["schemas"]["Predictions"]["examples"] = Predictions.model_json_schema()["examples"]
             if keys:
                 components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
                 document["security"] = [{"key": []}]

@@ -1,17 +1,35 @@
 """The novelty inbox: what the service answered `novel` to, kept until people have looked at it."""
 
-from service.inbox.records import STATES, InboxLimits, Kept, Novelty, Page, Sighting, State
+from service.inbox.records import (
+    STATES,
+    Group,
+    GroupOrder,
+    GroupPage,
+    InboxLimits,
+    Kept,
+    Moved,
+    Novelty,
+    Only,
+    Page,
+    Sighting,
+    State,
+)
 from service.inbox.store import Inbox
 from service.inbox.writer import DropReason, InboxWriter
 
 __all__ = [
     "STATES",
     "DropReason",
+    "Group",
+    "GroupOrder",
+    "GroupPage",
     "Inbox",
     "InboxLimits",
     "InboxWriter",
     "Kept",
+    "Moved",
     "Novelty",
+    "Only",
     "Page",
     "Sighting",
     "State",

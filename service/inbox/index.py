@@ -43,6 +43,12 @@ class LikenessIndex:
         self._ids.append(id)
         self._row[id] = row
 
+    def embedding(self, id: str) -> NDArray[np.float32] | None:
+        """The embedding of an entry, None when it has none."""
+        row = self._row[id]
+        length = int(self._lengths[row])
+        return self._vectors[row, :length].copy() if length else None
+
     def remove(self, id: str) -> None:
         """Forget an entry; the last one moves into its row."""
         row, last = self._row.pop(id), len(self._ids) - 1
@@ -89,13 +95,14 @@ class LikenessIndex:
             return
         # A half more at a time: the copying stays a constant cost an entry, however large the inbox.
         capacity = capacity if rows <= capacity else max(rows, capacity + max(CHUNK, capacity // 2))
-        self._hashes = _grown(self._hashes, (capacity,))
-        self._folds = _grown(self._folds, (capacity,))
-        self._lengths = _grown(self._lengths, (capacity,))
-        self._vectors = _grown(self._vectors, (capacity, max(width, widest)))
+        self._hashes = grown(self._hashes, (capacity,))
+        self._folds = grown(self._folds, (capacity,))
+        self._lengths = grown(self._lengths, (capacity,))
+        self._vectors = grown(self._vectors, (capacity, max(width, widest)))
 
 
-def _grown(array: NDArray[Scalar], shape: tuple[int, ...]) -> NDArray[Scalar]:
+def grown(array: NDArray[Scalar], shape: tuple[int, ...]) -> NDArray[Scalar]:
+    """A larger array with the old one in its corner, and zeros around it."""
     out = np.zeros(shape, dtype=array.dtype)
     out[tuple(slice(size) for size in array.shape)] = array
     return out

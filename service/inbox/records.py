@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 State = Literal["new", "labelled", "dismissed"]
 STATES: tuple[State, ...] = ("new", "labelled", "dismissed")
 
+GroupOrder = Literal["largest", "newest"]
 Outcome = Literal["new", "folded", "dropped"]
 Reason = Literal["rate", "too_large", "unreadable"]
 
@@ -39,7 +40,7 @@ class InboxLimits:
 
 @dataclass(frozen=True, kw_only=True)
 class Sighting:
-    """One image that was answered `novel`, with the answer."""
+    """One image that was answered, with the answer: `novel`, unless people say that it was wrong."""
 
     data: bytes = field(repr=False)
     prediction_id: str
@@ -51,6 +52,8 @@ class Sighting:
     client: str
     embedding: NDArray[np.float32] | None = field(default=None, repr=False, compare=False)
     sha256: str | None = None  # of `data`; worked out by the inbox when it is not at hand
+    label: str | None = None  # the class that was answered, None: novel
+    note: str | None = None  # what the person says who asked for it
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,9 @@ class Novelty:
     width: int  # of the picture as sent, upright
     height: int
     embedding: NDArray[np.float32] | None = field(default=None, repr=False, compare=False)  # of length 1
+    label: str | None = None  # the class that was answered, None: novel
+    note: str | None = None  # of the person who asked for it
+    group: str = ""  # of those that look like it
 
 
 @dataclass(frozen=True)
@@ -90,3 +96,43 @@ class Page:
 
     items: tuple[Novelty, ...]
     next_cursor: int | None
+
+
+@dataclass(frozen=True)
+class Only:
+    """Which novelties a list shows: all, but for what is said here."""
+
+    group: str | None = None
+    version: int | None = None  # that gave the newest answer
+    client: str | None = None  # who sent it last
+    since: float | None = None  # last seen at this moment or later
+
+
+@dataclass(frozen=True)
+class Group:
+    """Novelties of one state that look alike."""
+
+    id: str  # of the one that founded it
+    size: int
+    newest_seen: float
+    ids: tuple[str, ...]  # last seen first, at most GROUP_IDS
+    samples: tuple[Novelty, ...]  # the first GROUP_SAMPLES of them
+
+
+GROUP_IDS, GROUP_SAMPLES = 200, 8
+
+
+@dataclass(frozen=True)
+class GroupPage:
+    """Some groups; `next_cursor` asks for those after them, None when these were the last."""
+
+    items: tuple[Group, ...]
+    next_cursor: str | None
+
+
+@dataclass(frozen=True)
+class Moved:
+    """What became of ids whose state was to change; those in neither list were in another state."""
+
+    moved: tuple[str, ...]
+    missing: tuple[str, ...]

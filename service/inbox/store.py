@@ -16,18 +16,35 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from models.durable import TEMPORARY, make_folder, sha256_bytes
 from models.errors import ImageError, ImageTooLarge, StoreError
 from models.images import DEFAULT_LIMITS, ImageLimits
 from service.errors import NotFound
-from service.inbox.index import LikenessIndex
+from service.inbox.groups import Listed, cut
+from service.inbox.holdings import Holdings
 from service.inbox.likeness import unit
 from service.inbox.look import Look, look_at
 from service.inbox.rate import TokenBucket
-from service.inbox.records import STATES, InboxLimits, Kept, Novelty, Page, Sighting, State
-from service.inbox.table import Entry, InboxTable
+from service.inbox.records import (
+    GROUP_IDS,
+    GROUP_SAMPLES,
+    STATES,
+    Group,
+    GroupOrder,
+    GroupPage,
+    InboxLimits,
+    Kept,
+    Moved,
+    Novelty,
+    Only,
+    Page,
+    Sighting,
+    State,
+)
+from service.inbox.table import InboxTable
 from tasks.image_store import ImageStore
 
 _OURS = re.compile(rf"[0-9a-f]{{64}}|\..*{re.escape(TEMPORARY)}")
@@ -52,32 +69,62 @@ class Inbox:
         self._images = ImageStore(self._folder)
         self._bucket = TokenBucket(self._limits.rate, self._limits.burst, clock)
         self._table: InboxTable | None = None  # while there is nothing on the disk
-        self._index = LikenessIndex()
-        self._sizes: dict[str, int] = {}  # bytes by id
-        self._bytes = 0
+        self._held = Holdings()
         self._closed = False
         if self._database.exists():
             with self._lock:
                 self._open()
 
     def __repr__(self) -> str:
-        return f"Inbox({str(self._folder.parent)!r}, {len(self._index)} novelties)"
+        return f"Inbox({str(self._folder.parent)!r}, {len(self._held)} novelties)"
 
     # Reading
 
     def get(self, id: str) -> Novelty | None:
         with self._lock:
-            return None if self._table is None else self._table.get(id)
+            found = None if self._table is None else self._table.get(id)
+            return None if found is None else self._grouped(found)
 
-    def list(self, state: State = "new", limit: int = 50, before: int | None = None) -> Page:
+    def list(self, state: State = "new", limit: int = 50, before: int | None = None, only: Only | None = None) -> Page:
         """Novelties in a state, last seen first. A cursor stays good while others come and go.
 
         One that is seen again moves to the front: someone paging on does not meet it twice.
         """
-        if limit < 1:
-            raise ValueError(f"limit must be at least 1, not {limit}")
+        _check_limit(limit)
+        only = only or Only()
         with self._lock:
-            return Page((), None) if self._table is None else self._table.page(state, limit, before)
+            if self._table is None:
+                return Page((), None)
+            members = None if only.group is None else self._held.groups.members(only.group)
+            page = self._table.page(state, limit, before, only, members)
+            return replace(page, items=tuple(self._grouped(item) for item in page.items))
+
+    def groups(
+        self, state: State = "new", limit: int = 50, before: str | None = None, order: GroupOrder = "largest"
+    ) -> GroupPage:
+        """Novelties in a state by likeness: the largest groups first, or those with the newest novelty."""
+        _check_limit(limit)
+        with self._lock:
+            if self._table is None:
+                return GroupPage((), None)
+            groups: dict[str, list[Listed]] = {}
+            for listed in self._table.listed(state):
+                groups.setdefault(self._held.groups.of(listed.id), []).append(listed)
+            page, next_cursor = cut(groups, order, limit, before)
+            shown = self._table.named(one.id for group in page for one in group.members[:GROUP_SAMPLES])
+        return GroupPage(
+            tuple(
+                Group(
+                    id=id,
+                    size=len(members),
+                    newest_seen=members[0].last_seen,
+                    ids=tuple(one.id for one in members[:GROUP_IDS]),
+                    samples=tuple(replace(shown[one.id], group=id) for one in members[:GROUP_SAMPLES]),
+                )
+                for id, members in page
+            ),
+            next_cursor,
+        )
 
     def counts(self) -> dict[State, int]:
         """How many novelties there are in each state."""
@@ -87,12 +134,12 @@ class Inbox:
     @property
     def bytes_used(self) -> int:
         """Bytes of the images that are kept."""
-        return self._bytes
+        return self._held.bytes
 
     def read_image(self, id: str) -> bytes:
         """The bytes as they were sent; `NotFound` when there is no such novelty, or its bytes are lost."""
         with self._lock:
-            if id not in self._index:
+            if id not in self._held:
                 raise NotFound(f"novelty {id[:80]!r} is not in the inbox: it may have been deleted or have aged out")
         try:
             # Without the lock, so that nobody waits for a slow disk's reading.
@@ -106,15 +153,17 @@ class Inbox:
 
     # Writing
 
-    def add(self, sighting: Sighting) -> Kept:
+    def add(self, sighting: Sighting, *, asked: bool = False) -> Kept:
         """Keep a sighting as a new novelty, fold it into the one that it is like, or drop it for a reason.
 
+        `asked`: a person wants this very image there. It then costs no token of the rate, folds into nothing but the
+        same bytes, and is new again if people were done with it.
         `StoreError` when the disk does not take it; what was kept before stays.
         """
         id = sighting.sha256 or sha256_bytes(sighting.data)
         with self._lock:
-            if self._table is not None and id in self._index:
-                return self._fold(self._table, id, sighting)
+            if self._table is not None and id in self._held:
+                return self._fold(self._table, id, sighting, asked)
         if len(sighting.data) > self._limits.max_bytes:
             return Kept("dropped", reason="too_large")
         try:
@@ -125,27 +174,34 @@ class Inbox:
         except ImageError:
             return Kept("dropped", reason="unreadable")
         with self._lock:
-            return self._add(id, sighting, look)
+            return self._add(id, sighting, look, asked)
 
     def set_state(self, ids: Iterable[str], state: State) -> int:
         """Say what people did with them; returns how many of the ids there were."""
         if state not in STATES:
             raise ValueError(f"state must be one of {STATES}, not {state!r}")
         with self._lock:
-            known = {id for id in ids if id in self._index}
-            if known and self._table is not None:
-                self._table.set_state(known, state)
-                for id in known:
-                    self._index.set_folds(id, _folds(state))
+            known = {id for id in ids if id in self._held}
+            self._set_state(known, state, STATES)
             return len(known)
+
+    def move(self, ids: Iterable[str], was: State, state: State) -> Moved:
+        """Like `set_state`, but only for those that are in the state `was`."""
+        wanted = dict.fromkeys(ids)
+        with self._lock:
+            missing = tuple(id for id in wanted if id not in self._held)
+            return Moved(tuple(self._set_state([id for id in wanted if id in self._held], state, [was])), missing)
 
     def delete(self, id: str) -> bool:
         """Forget a novelty and its bytes; False when there was none."""
+        return self.delete_all([id]) == 1
+
+    def delete_all(self, ids: Iterable[str]) -> int:
+        """Forget novelties and their bytes; returns how many of the ids there were."""
         with self._lock:
-            found = id in self._index
-            if found:
-                self._remove([id])
-            return found
+            known = {id for id in ids if id in self._held}
+            self._remove(known)
+            return len(known)
 
     def sweep(self) -> int:
         """Remove what was last seen too long ago; returns how many."""
@@ -160,11 +216,11 @@ class Inbox:
 
     # With the lock held
 
-    def _add(self, id: str, sighting: Sighting, look: Look) -> Kept:
-        like = self._like(id, sighting, look)
+    def _add(self, id: str, sighting: Sighting, look: Look, asked: bool) -> Kept:
+        like = self._like(id, sighting, look, asked)
         if self._table is not None and like is not None:
-            return self._fold(self._table, like, sighting)
-        if not self._bucket.take():
+            return self._fold(self._table, like, sighting, asked)
+        if not asked and not self._bucket.take():
             return Kept("dropped", reason="rate")
         table = self._table or self._open()
         self._expire()
@@ -175,25 +231,29 @@ class Inbox:
                 raise ValueError(f"the sighting says sha256 {id[:80]!r}, but its bytes have {stored}")
             entry = table.insert(id, sighting, self._clock(), look)
         except BaseException:
-            if stored not in self._index:
+            if stored not in self._held:
                 self._images.remove(stored)
             raise
-        self._remember(entry)
+        self._held.add(entry)
         return Kept("new", id)
 
-    def _like(self, id: str, sighting: Sighting, look: Look) -> str | None:
-        if id in self._index:  # another thread was faster
+    def _like(self, id: str, sighting: Sighting, look: Look, asked: bool) -> str | None:
+        if id in self._held:  # another thread was faster
             return id
+        if asked:
+            return None
         embedding = None if sighting.embedding is None else unit(sighting.embedding)
-        return self._index.alike(look.hash, embedding, self._limits.fold_bits, self._limits.fold_cosine)
+        return self._held.index.alike(look.hash, embedding, self._limits.fold_bits, self._limits.fold_cosine)
 
-    def _fold(self, table: InboxTable, id: str, sighting: Sighting) -> Kept:
-        table.fold(id, sighting, self._clock())
+    def _fold(self, table: InboxTable, id: str, sighting: Sighting, asked: bool) -> Kept:
+        table.fold(id, sighting, self._clock(), "new" if asked else None)
+        if asked:
+            self._held.set_state(id, "new")
         return Kept("folded", id)
 
     def _make_room(self, count: int, size: int) -> None:
-        limits = self._limits
-        while self._table and (len(self._index) + count > limits.max_count or self._bytes + size > limits.max_bytes):
+        limits, held = self._limits, self._held
+        while self._table and (len(held) + count > limits.max_count or held.bytes + size > limits.max_bytes):
             victim = self._table.least_wanted()
             if victim is None:
                 break
@@ -213,14 +273,17 @@ class Inbox:
             self._images.remove(id)
         self._table.delete(ids)
         for id in ids:
-            if id in self._index:
-                self._index.remove(id)
-                self._bytes -= self._sizes.pop(id)
+            if id in self._held:
+                self._held.remove(id)
 
-    def _remember(self, entry: Entry) -> None:
-        self._index.add(entry.id, entry.hash, entry.embedding, _folds(entry.state))
-        self._sizes[entry.id] = entry.bytes
-        self._bytes += entry.bytes
+    def _set_state(self, ids: Collection[str], state: State, was: Collection[State]) -> Collection[str]:
+        changed = self._table.set_state(ids, state, was) if self._table is not None and ids else []
+        for id in changed:
+            self._held.set_state(id, state)
+        return changed
+
+    def _grouped(self, novelty: Novelty) -> Novelty:
+        return replace(novelty, group=self._held.groups.of(novelty.id))
 
     # Opening
 
@@ -251,7 +314,7 @@ class Inbox:
             if files.pop(entry.id, None) is None:
                 lost.append(entry.id)
             else:
-                self._remember(entry)
+                self._held.add(entry)
         table.delete(lost)
         for orphan in files.values():
             orphan.unlink(missing_ok=True)
@@ -260,12 +323,11 @@ class Inbox:
 
     def _forget(self) -> None:
         table, self._table = self._table, None
-        self._index, self._sizes, self._bytes = LikenessIndex(), {}, 0
+        self._held = Holdings()
         if table is not None:
             table.close()
 
 
-def _folds(state: State) -> bool:
-    # Into what people dismissed, too: they said that they do not want it. What they labelled should be known by now:
-    # when it is seen as novel again, they should hear of it.
-    return state != "labelled"
+def _check_limit(limit: int) -> None:
+    if limit < 1:
+        raise ValueError(f"limit must be at least 1, not {limit}")

@@ -7,64 +7,23 @@ One process has the file: the inbox keeps an index of it in memory, which anothe
 from __future__ import annotations
 
 import json
-import math
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any
 
 from models.errors import StoreError
-from service.inbox.likeness import unit
+from service.inbox.groups import Listed
 from service.inbox.look import Look
-from service.inbox.records import STATES, Novelty, Page, Sighting, State
+from service.inbox.records import STATES, Novelty, Only, Page, Sighting, State
+from service.inbox.rows import Entry, answer_columns, novelty_of, packed_embedding, unpacked_embedding
+from service.inbox.schema import CREATE, FROM_1, SCHEMA
 
-SCHEMA = 1
 LOCK_SECONDS = 1.0  # for a predecessor that is just closing; nobody else has the file
 LARGEST_CURSOR = 2**63 - 1  # more is no integer to SQLite
 
-# `seen` numbers the sightings: the order of last_seen, without its ties and whatever the clock does.
-_CREATE = f"""
-BEGIN;
-CREATE TABLE novelties (
-    id TEXT PRIMARY KEY,
-    seen INTEGER NOT NULL UNIQUE,
-    first_seen REAL NOT NULL,
-    last_seen REAL NOT NULL,
-    count INTEGER NOT NULL,
-    state TEXT NOT NULL,
-    version INTEGER NOT NULL,
-    score REAL,
-    calibrated_score REAL NOT NULL,
-    p_novel REAL NOT NULL,
-    nearest TEXT NOT NULL,
-    prediction_id TEXT NOT NULL,
-    client TEXT NOT NULL,
-    bytes INTEGER NOT NULL,
-    width INTEGER NOT NULL,
-    height INTEGER NOT NULL,
-    hash BLOB NOT NULL,
-    embedding BLOB
-);
-CREATE INDEX novelties_listed ON novelties (state, seen);
-CREATE INDEX novelties_least ON novelties (state = 'new', seen);
-CREATE INDEX novelties_aged ON novelties (last_seen);
-PRAGMA user_version = {SCHEMA};
-COMMIT;
-"""
-
-
-class Entry(NamedTuple):
-    """What the index in memory needs of a row."""
-
-    id: str
-    state: State
-    bytes: int
-    hash: int
-    embedding: NDArray[np.float32] | None
+_IDS = "(SELECT value FROM json_each(?))"  # a list as one parameter, whatever its length
 
 
 class InboxTable:
@@ -97,23 +56,42 @@ class InboxTable:
         execute("PRAGMA journal_mode = WAL")
         execute("PRAGMA synchronous = NORMAL")
         if schema == 0:
-            self._connection.executescript(_CREATE)
+            self._connection.executescript(CREATE)
+        elif schema == 1:
+            self._connection.executescript(FROM_1)
 
     # Reading
 
     def get(self, id: str) -> Novelty | None:
         with self._reported():
             row = self._connection.execute("SELECT * FROM novelties WHERE id = ?", (id,)).fetchone()
-        return None if row is None else _novelty(row)
+        return None if row is None else novelty_of(row)
 
-    def page(self, state: State, limit: int, before: int | None) -> Page:
+    def page(self, state: State, limit: int, before: int | None, only: Only, ids: Collection[str] | None) -> Page:
+        """Some rows, last seen first; `ids` stands for the group of `only`, of which the table knows nothing."""
         cursor = LARGEST_CURSOR if before is None else max(0, min(before, LARGEST_CURSOR))
-        query = "SELECT * FROM novelties WHERE state = ? AND seen < ? ORDER BY seen DESC LIMIT ?"
+        conditions: dict[str, Any] = {"state = ?": state, "seen < ?": cursor}
+        conditions |= {"version = ?": only.version, "client = ?": only.client, "last_seen >= ?": only.since}
+        conditions[f"id IN {_IDS}"] = None if ids is None else json.dumps(list(ids))
+        conditions = {test: value for test, value in conditions.items() if value is not None}
+        query = f"SELECT * FROM novelties WHERE {' AND '.join(conditions)} ORDER BY seen DESC LIMIT ?"
         with self._reported():
             # One more than asked for tells whether there is a next page.
-            rows = self._connection.execute(query, (state, cursor, limit + 1)).fetchall()
+            rows = self._connection.execute(query, (*conditions.values(), limit + 1)).fetchall()
         more, rows = len(rows) > limit, rows[:limit]
-        return Page(tuple(_novelty(row) for row in rows), rows[-1]["seen"] if more else None)
+        return Page(tuple(novelty_of(row) for row in rows), rows[-1]["seen"] if more else None)
+
+    def listed(self, state: State) -> list[Listed]:
+        """The ids in a state, last seen first."""
+        query = "SELECT id, seen, last_seen FROM novelties WHERE state = ? ORDER BY seen DESC"
+        with self._reported():
+            return [Listed(*row) for row in self._connection.execute(query, (state,))]
+
+    def named(self, ids: Iterable[str]) -> dict[str, Novelty]:
+        """The rows of some ids, as far as they are there."""
+        with self._reported():
+            rows = self._connection.execute(f"SELECT * FROM novelties WHERE id IN {_IDS}", (json.dumps(list(ids)),))
+            return {row["id"]: novelty_of(row) for row in rows}
 
     def counts(self) -> dict[State, int]:
         with self._reported():
@@ -121,10 +99,12 @@ class InboxTable:
         return {state: found.get(state, 0) for state in STATES}
 
     def entries(self) -> Iterator[Entry]:
+        """All of them, in the order in which they came: groups are built in it."""
+        query = "SELECT id, state, bytes, hash, embedding FROM novelties ORDER BY first_seen, rowid"
         with self._reported():
-            for row in self._connection.execute("SELECT id, state, bytes, hash, embedding FROM novelties"):
+            for row in self._connection.execute(query):
                 hash = int.from_bytes(row["hash"], "big")
-                yield Entry(row["id"], row["state"], row["bytes"], hash, _unpacked(row["embedding"]))
+                yield Entry(row["id"], row["state"], row["bytes"], hash, unpacked_embedding(row["embedding"]))
 
     def least_wanted(self) -> str | None:
         """The id to give up first: what people are done with before what is new, then the longest unseen."""
@@ -143,8 +123,8 @@ class InboxTable:
 
     def insert(self, id: str, sighting: Sighting, now: float, look: Look) -> Entry:
         """A new row; returns the entry as it would be read again."""
-        packed = _packed(sighting.embedding)
-        values = _answer(sighting) | {
+        packed = packed_embedding(sighting.embedding)
+        values = answer_columns(sighting) | {
             "id": id,
             "first_seen": now,
             "last_seen": now,
@@ -155,24 +135,29 @@ class InboxTable:
             "height": look.height,
             "hash": look.hash.to_bytes(8, "big"),
             "embedding": packed,
+            "note": sighting.note,
         }
         names = ", ".join(values)
         marks = ", ".join(f":{name}" for name in values)
         self._write_seen(f"INSERT INTO novelties ({names}, seen) VALUES ({marks}, :seen)", values)
-        return Entry(id, "new", len(sighting.data), look.hash, _unpacked(packed))
+        return Entry(id, "new", len(sighting.data), look.hash, unpacked_embedding(packed))
 
-    def fold(self, id: str, sighting: Sighting, now: float) -> None:
-        """One more sighting of a row; its answer replaces the one before."""
-        answer = _answer(sighting)
+    def fold(self, id: str, sighting: Sighting, now: float, state: State | None = None) -> None:
+        """One more sighting of a row; its answer replaces the one before, its note when it has one."""
+        answer = answer_columns(sighting)
         changes = ", ".join(f"{name} = :{name}" for name in answer)
+        also = "note = coalesce(:note, note), state = coalesce(:state, state)"
         self._write_seen(
-            f"UPDATE novelties SET {changes}, count = count + 1, last_seen = :now, seen = :seen WHERE id = :id",
-            answer | {"id": id, "now": now},
+            f"UPDATE novelties SET {changes}, {also}, count = count + 1, last_seen = :now, seen = :seen WHERE id = :id",
+            answer | {"id": id, "now": now, "note": sighting.note, "state": state},
         )
 
-    def set_state(self, ids: Iterable[str], state: State) -> None:
+    def set_state(self, ids: Iterable[str], state: State, was: Collection[State] = STATES) -> list[str]:
+        """Change those of the ids that are in one of the states `was`; returns which."""
+        query = f"UPDATE novelties SET state = ? WHERE id IN {_IDS} AND state IN {_IDS} RETURNING id"
+        values = (state, json.dumps(list(ids)), json.dumps(list(was)))
         with self._reported(), self._connection:
-            self._connection.executemany("UPDATE novelties SET state = ? WHERE id = ?", [(state, id) for id in ids])
+            return [row["id"] for row in self._connection.execute(query, values).fetchall()]
 
     def delete(self, ids: Iterable[str]) -> None:
         with self._reported(), self._connection:
@@ -206,39 +191,3 @@ def _remedy(error: sqlite3.Error) -> str:
             return "the file is damaged, move it away to start with an empty inbox"
         case _:
             return "check the data folder's space and rights"
-
-
-def _answer(sighting: Sighting) -> dict[str, Any]:
-    """The columns that each sighting renews. What is not a number goes to the novel end: JSON has no NaN."""
-    score = sighting.score
-    return {
-        "version": sighting.version,
-        "score": None if score is None or not math.isfinite(score) else float(score),
-        "calibrated_score": _finite(sighting.calibrated_score, 0.0),
-        "p_novel": _finite(sighting.p_novel, 1.0),
-        "nearest": json.dumps([[name, _finite(share, 0.0)] for name, share in sighting.nearest]),
-        "prediction_id": sighting.prediction_id,
-        "client": sighting.client,
-    }
-
-
-def _finite(value: float, otherwise: float) -> float:
-    return float(value) if math.isfinite(value) else otherwise
-
-
-def _novelty(row: sqlite3.Row) -> Novelty:
-    values = dict(row)
-    del values["seen"], values["hash"]
-    values["nearest"] = [(name, share) for name, share in json.loads(values["nearest"])]
-    values["embedding"] = _unpacked(values["embedding"])
-    return Novelty(**values)
-
-
-def _packed(embedding: NDArray[np.float32] | None) -> bytes | None:
-    # Only the direction is kept: of length 1, no number can overflow the half precision.
-    direction = None if embedding is None else unit(embedding)
-    return None if direction is None else direction.astype("<f2").tobytes()
-
-
-def _unpacked(blob: bytes | None) -> NDArray[np.float32] | None:
-    return None if blob is None else unit(np.frombuffer(blob, dtype="<f2"))

@@ -1,0 +1,85 @@
+"""The client for asyncio: the same as `sync`, with `await`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Self, TypeVar
+
+import httpx2 as httpx
+from pydantic import BaseModel
+
+from service.client import calls
+from service.client.calls import TIMEOUT, URL, Call, Image
+from service.schemas import Classes, Failure, Prediction, TaskAnswer, Versions
+
+M = TypeVar("M", bound=BaseModel)
+
+
+class AsyncClient:
+    """For asyncio."""
+
+    def __init__(self, url: str = URL, key: str | None = None, timeout: float = TIMEOUT) -> None:
+        self._timeout = timeout
+        self._http = httpx.AsyncClient(**calls.options(url, key, timeout))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def predict(self, image: Image, *, version: int | None = None, timeout: float | None = None) -> Prediction:
+        """The answer to one image; ApiError when it cannot be read."""
+        return calls.only(await self._send(calls.predict([image], version, timeout or self._timeout)))
+
+    async def predict_many(
+        self, images: Sequence[Image], *, version: int | None = None, timeout: float | None = None
+    ) -> list[Prediction | Failure]:
+        """An entry an image, in order; one that cannot be read has a Failure in its place."""
+        found = await self._send(calls.predict(images, version, timeout or self._timeout))
+        return found.predictions
+
+    async def teach(self, labels: Mapping[str, Sequence[str]], *, idempotency_key: str | None = None) -> TaskAnswer:
+        """Hand in ids of novelties or predictions under the names of their classes."""
+        return await self._send(calls.teach_ids(labels, idempotency_key, self._timeout))
+
+    async def teach_zip(self, data: bytes, *, idempotency_key: str | None = None) -> TaskAnswer:
+        """Hand in a zip with a folder a class."""
+        return await self._send(calls.teach_zip(data, idempotency_key, max(self._timeout, 600.0)))
+
+    async def task(self, id: str) -> TaskAnswer:
+        """How far a task is, or what became of it."""
+        return await self._send(calls.task(id, self._timeout))
+
+    async def classes(self) -> Classes:
+        return await self._send(calls.classes(self._timeout))
+
+    async def versions(self) -> Versions:
+        return await self._send(calls.versions(self._timeout))
+
+    async def activate(self, version: int, reason: str = "asked for by a client") -> Versions:
+        """Roll back or forward."""
+        return await self._send(calls.activate(version, reason, self._timeout))
+
+    async def _send(self, call: Call[M]) -> M:
+        attempts = call.attempts()
+        wait = next(attempts)
+        while True:
+            await asyncio.sleep(wait)
+            outcome: calls.Outcome
+            try:
+                outcome = await self._http.request(call.method, call.path, timeout=call.timeout, **call.arguments)
+            except httpx.TransportError as error:
+                outcome = error
+            try:
+                wait = attempts.send(outcome)
+            except StopIteration as done:
+                answer: M = done.value
+                return answer

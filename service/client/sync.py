@@ -1,0 +1,85 @@
+"""The client for programs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Self, TypeVar
+
+import httpx2 as httpx
+from pydantic import BaseModel
+
+from service.client import calls
+from service.client.calls import TIMEOUT, URL, Call, Image
+from service.schemas import Classes, Failure, Prediction, TaskAnswer, Versions
+
+M = TypeVar("M", bound=BaseModel)
+
+
+class Client:
+    """For programs. One client may be used by several threads."""
+
+    def __init__(self, url: str = URL, key: str | None = None, timeout: float = TIMEOUT) -> None:
+        self._timeout = timeout
+        self._http = httpx.Client(**calls.options(url, key, timeout))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._http.close()
+
+    def predict(self, image: Image, *, version: int | None = None, timeout: float | None = None) -> Prediction:
+        """The answer to one image; ApiError when it cannot be read."""
+        return calls.only(self._send(calls.predict([image], version, timeout or self._timeout)))
+
+    def predict_many(
+        self, images: Sequence[Image], *, version: int | None = None, timeout: float | None = None
+    ) -> list[Prediction | Failure]:
+        """An entry an image, in order; one that cannot be read has a Failure in its place."""
+        found = self._send(calls.predict(images, version, timeout or self._timeout))
+        return found.predictions
+
+    def teach(self, labels: Mapping[str, Sequence[str]], *, idempotency_key: str | None = None) -> TaskAnswer:
+        """Hand in ids of novelties or predictions under the names of their classes."""
+        return self._send(calls.teach_ids(labels, idempotency_key, self._timeout))
+
+    def teach_zip(self, data: bytes, *, idempotency_key: str | None = None) -> TaskAnswer:
+        """Hand in a zip with a folder a class."""
+        return self._send(calls.teach_zip(data, idempotency_key, max(self._timeout, 600.0)))
+
+    def task(self, id: str) -> TaskAnswer:
+        """How far a task is, or what became of it."""
+        return self._send(calls.task(id, self._timeout))
+
+    def classes(self) -> Classes:
+        return self._send(calls.classes(self._timeout))
+
+    def versions(self) -> Versions:
+        return self._send(calls.versions(self._timeout))
+
+    def activate(self, version: int, reason: str = "asked for by a client") -> Versions:
+        """Roll back or forward."""
+        return self._send(calls.activate(version, reason, self._timeout))
+
+    def _send(self, call: Call[M]) -> M:
+        attempts = call.attempts()
+        wait = next(attempts)
+        while True:
+            time.sleep(wait)
+            outcome: calls.Outcome
+            try:
+                outcome = self._http.request(call.method, call.path, timeout=call.timeout, **call.arguments)
+            except httpx.TransportError as error:
+                outcome = error
+            try:
+                wait = attempts.send(outcome)
+            except StopIteration as done:
+                answer: M = done.value
+                return answer
