@@ -21,8 +21,11 @@ from typing import Any
 import httpx2 as httpx
 
 from models.store import VersionStore
+from tasks.image_store import ImageStore
 from tests.manifests import manifest_of
-from tests.tiny import TinyImages, class_tasks, learn_tasks, tiny_backbone, tiny_learner
+from tests.tiny import TinyImages, class_tasks, learn_tasks, tiny_backbone, tiny_settings
+from trainer.learner import Learner
+from trainer.tokens import Tokens
 
 IMAGES = TinyImages()
 
@@ -49,7 +52,13 @@ def _template() -> Path:
     store = VersionStore(folder)
     write_durable(folder / RECORD, json.dumps(backbone.spec.to_dict()).encode())
     graphs = {role: store.add_graph(data) for role, data in export(backbone).items()}
-    for number, learned in enumerate(learn_tasks(tiny_learner(), class_tasks([2, 2, 1], images=12))):
+    images, settings = ImageStore(folder), tiny_settings()
+    batches = [
+        {name: [images.put(IMAGES.read(key)) for key in keys] for name, keys in batch.items()}
+        for batch in class_tasks([2, 2, 1], images=12)
+    ]
+    learner = Learner(backbone, Tokens(backbone, images.read, settings.seed), settings)
+    for number, learned in enumerate(learn_tasks(learner, batches)):
         manifest = manifest_of(learned.model, backbone.spec, parent=number or None, graphs=graphs)
         store.publish(manifest, learned.model.tensors(), learned.samples.to_json())
     return folder

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from models.backbone import Backbone
 from models.calibration import Calibration
 from models.errors import BatchError
-from models.evidence import Features
+from models.evidence import Evidence, Features
 from models.gaussians import Gaussians
 from models.model import Adapters, Head, Model, TaskModel
 from models.network import tensors_of
@@ -209,7 +209,8 @@ class Learner:
         """Every earlier head after a new task; after known classes only, the heads that they belong to."""
         arrived = [key for keys in fresh.values() for key in keys]
         memory: Images = merged(samples.memory, extension)
-        size = sum(len(keys) for keys in memory.values())
+        quota = max(1, self.settings.memory // max(1, len(memory)))
+        size = sum(len(keys) or quota for keys in memory.values())
         chosen = [arrived[i] for i in rng.permutation(len(arrived))[:size]]
         heads: dict[int, Head] = {}
         for j, task in enumerate(parent.tasks):
@@ -217,11 +218,16 @@ class Learner:
             others = [key for name, keys in memory.items() if name not in task.classes for key in keys] + chosen
             if not fresh and not any(name in extension for name in task.classes):
                 continue
-            tensors = tensors_of(task)
+            tensors, now = tensors_of(task), model.tasks[j]
             mine = self.tokens.features([key for key, _ in own], tensors)
             theirs = self.tokens.features(others, tensors)
             labels = np.array([c for _, c in own], np.int64)
-            now = model.tasks[j]
+            # A class whose images were all deleted would be unlearned by a head that meets only its siblings: its
+            # statistics, fitted on all the images that it ever had, stand for it.
+            lost = np.setdiff1d(np.arange(len(task.classes)), labels).repeat(quota)
+            if len(lost):
+                mine = np.concatenate([mine, now.gaussians.sample(lost, rng).astype(np.float32)])
+                labels = np.concatenate([labels, lost])
             heads[j] = back_update(now.head, now.gaussians, mine, labels, theirs, self.settings, rng)
             progress.report("back-updating", j + 1, len(parent.tasks), len(own) + len(others))
         return model.with_heads(heads)
@@ -232,14 +238,11 @@ class Learner:
         labels = [sample.label for sample in samples.held_out]
         features = self.features(model, keys)
         after = held_out_evidence(model, features, samples.held_out)
-        column = {name: c for c, name in enumerate(model.classes)}
-        model = replace(model, rule=fit_rule(self.settings.rule, after, np.array([column[label] for label in labels])))
-        scores = model.rule.log_scores(after).max(axis=1)
-        own: list[NDArray[np.float64]] = [
-            after.distances[k][np.array([label in task.classes for label in labels])].min(axis=1)
-            for k, task in enumerate(model.tasks)
-        ]
-        model = replace(model, calibration=Calibration.fit(scores, own, self.settings.accept))
+        if keys:  # else all of them were deleted, and the parent's constants are the best there are
+            column = {name: c for c, name in enumerate(model.classes)}
+            columns = np.array([column[label] for label in labels])
+            model = replace(model, rule=fit_rule(self.settings.rule, after, columns))
+            model = replace(model, calibration=self._calibration(parent, model, after, labels))
         before = None
         if parent.tasks:
             seen = Features(features.tasks[: len(parent.tasks)], features.frozen)
@@ -247,3 +250,15 @@ class Learner:
         verdict = judge(parent if parent.tasks else None, model, before, after, labels, self.settings)
         progress.report("evaluating", 1, 1, len(keys) * len(model.tasks))
         return model, verdict
+
+    def _calibration(self, parent: Model, model: Model, evidence: Evidence, labels: Sequence[str]) -> Calibration:
+        """From held-out images; a task whose own were all deleted keeps what its parent measured of its distances."""
+        nearest: list[NDArray[np.float64]] = [
+            evidence.distances[k][np.array([label in task.classes for label in labels])].min(axis=1)
+            for k, task in enumerate(model.tasks)
+        ]
+        lost = [k for k, distances in enumerate(nearest) if len(distances) == 0]
+        known = [distances if len(distances) else np.ones(1) for distances in nearest]
+        calibration = Calibration.fit(model.rule.log_scores(evidence).max(axis=1), known, self.settings.accept)
+        calibration.tails[lost] = parent.calibration.tails[lost]
+        return calibration

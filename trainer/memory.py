@@ -6,8 +6,8 @@ calibrate the scores and judge the next version.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Collection, Container, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -47,6 +47,12 @@ class Samples:
     @property
     def keys(self) -> set[str]:
         return {key for keys in self.memory.values() for key in keys} | {sample.key for sample in self.held_out}
+
+    def without_missing(self, present: Container[str]) -> Samples:
+        """What is left when images were deleted. A class keeps its place in the memory, also without an image."""
+        memory = {name: tuple(key for key in keys if key in present) for name, keys in self.memory.items()}
+        held_out = tuple(sample for sample in self.held_out if sample.key in present)
+        return replace(self, memory=memory, held_out=held_out)
 
     def to_json(self) -> dict[str, Any]:
         held_out = [asdict(sample) for sample in self.held_out]

@@ -6,6 +6,7 @@ with the same bytes. A call that fails leaves the current version as it was, and
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import time
@@ -37,6 +38,8 @@ from trainer.memory import Samples, check_size, unseen
 from trainer.settings import LearnerSettings
 from trainer.tokens import Tokens
 
+log = logging.getLogger(__name__)
+
 WORKING_SPACE = 64 * 2**20  # a task's checkpoints and its share of the next version
 NEW_FOLDER_SPACE = 256 * 2**20  # the backbone and its graphs, when their size is not known beforehand
 
@@ -64,6 +67,7 @@ class _Parent:
     task_id: str | None
     model: Model
     samples: Samples
+    lost: tuple[str, ...] = ()  # images that its samples named, and that were deleted since
 
 
 def learn_batch(
@@ -112,7 +116,7 @@ def _learn(
     graphs = _graphs(store, backbone)
     device = _device(settings)
     learner = Learner(backbone, Tokens(backbone, images.read, settings.seed, device), settings)
-    parent = _parent(store, learner)
+    parent = _parent(store, learner, images)
     fingerprint = _fingerprint(batch, parent, settings, device, backbone)
     checkpoint = Checkpoint(_work(store, batch), fingerprint)
     learned = learner.learn(parent.model, parent.samples, batch.keys, checkpoint, Progress(batch.task_id, listener))
@@ -195,14 +199,18 @@ def _megabytes(size: int) -> str:
 # What goes into a version
 
 
-def _parent(store: VersionStore, learner: Learner) -> _Parent:
+def _parent(store: VersionStore, learner: Learner, images: ImageStore) -> _Parent:
     try:
         loaded = store.load(expect_backbone=learner.backbone.spec.sha256)
     except NothingLearned:
         return _Parent(None, None, learner.empty(), Samples())
     model, _ = read_model(loaded)
-    manifest = loaded.manifest
-    return _Parent(manifest.version, manifest.task_id, model, Samples.from_json(loaded.samples))
+    manifest, samples = loaded.manifest, Samples.from_json(loaded.samples)
+    left = samples.without_missing(images)
+    lost = tuple(sorted(samples.keys - left.keys))
+    if lost:
+        log.warning("%d images of version %d were deleted: learning without them", len(lost), manifest.version)
+    return _Parent(manifest.version, manifest.task_id, model, left, lost)
 
 
 def _graphs(store: VersionStore, backbone: Backbone) -> dict[str, str]:
@@ -219,7 +227,7 @@ def _fingerprint(
     """Everything that the weights depend on. The number of threads does: it sets the order of floating-point sums."""
     return {
         "task": batch.task_id,
-        "parent": [parent.version, parent.task_id],
+        "parent": [parent.version, parent.task_id, parent.lost],
         "settings": settings.model_dump(mode="json", exclude=LOCAL | AFTERWARDS),
         "device": device,
         "backbone": backbone.spec.sha256,

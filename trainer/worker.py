@@ -104,8 +104,10 @@ class Worker:
         except _Stop:
             log.info("handing task %s back", task.id)
             end = lease.hand_back
-        self._tell(task, end)
+        told = self._tell(task, end)
         self._metrics.finished(time.monotonic() - started)
+        if told is not None and told.state == "queued" and told.reason:
+            self._stopping.wait(PAUSE * task.attempts)  # what failed a moment ago fails again: give it time to mend
 
     def _learn(self, lease: Lease, watch: _Watch) -> Callable[[], Task]:
         """What to tell the queue in the end."""
@@ -137,21 +139,21 @@ class Worker:
         self._announce(version)
         return lambda: lease.publish(version, result)
 
-    def _tell(self, task: Task, end: Callable[[], Task]) -> None:
+    def _tell(self, task: Task, end: Callable[[], Task]) -> Task | None:
         """Until the queue knows: the version is there, and only the record of it is missing."""
         pause = PAUSE
         while True:
             try:
                 ended = end()
                 log.info("task %s: %s%s", task.id, ended.state, f" ({ended.reason})" if ended.reason else "")
-                return
+                return ended
             except LeaseLost as error:
                 log.warning("%s", error)
-                return
+                return None
             except QueueUnavailable as error:
                 log.warning("%s; trying again in %.0f s", error, pause)
                 if self._stopping.wait(pause):
-                    return  # who takes it over finds the version, or the checkpoint
+                    return None  # who takes it over finds the version, or the checkpoint
                 pause = min(pause * 2, SLOWEST_PAUSE)
 
     def _batch(self, task: Task) -> LabelledBatch:

