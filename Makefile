@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help test check lint types run format
+.PHONY: help test check lint types run demo format
 # A recipe that fails must not leave a target that looks finished.
 .DELETE_ON_ERROR:
 
@@ -26,11 +26,11 @@ lint: $(STAMP)
 types: $(STAMP)
 	$(BIN)/mypy
 
-run: ## start the service (not there yet)
-	@echo "The service does not exist yet. What works today:"
-	@echo "  openworld learn    learn a folder of named images as the next task"
-	@echo "  openworld predict  name an image, or say that it is novel"
-	@exit 1
+run: $(STAMP) ## start everything on this machine: server, trainer and queue (Ctrl-C stops it)
+	$(BIN)/openworld up
+
+demo: $(STAMP) ## with the service running: teach it, show it something new, label that, and see what it knows
+	$(BIN)/openworld demo
 
 format: $(STAMP) ## format the code and fix what can be fixed
 	$(BIN)/ruff check --fix .

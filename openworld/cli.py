@@ -18,7 +18,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from models.errors import BatchError, OpenWorldError
-from openworld import learn, predict, serve, teach, train, versions
+from openworld import demo, learn, predict, serve, teach, train, up, versions
 
 FAILED, INTERRUPTED = 2, 130
 
@@ -42,7 +42,7 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"openworld {version('openworld')}")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for command in (serve, train, learn, teach, predict, versions):
+    for command in (up, serve, train, learn, teach, predict, versions, demo):
         name = command.__name__.rpartition(".")[2]
         sub = commands.add_parser(
             name,

@@ -1,91 +1,32 @@
-"""Child processes kept running: started in order, started again when they end, stopped in reverse order.
+"""Programs kept running, in stages: a program may need those of the stages before its own.
 
-**No child outlives this process, however it ends.** (On Linux; elsewhere one that is killed with SIGKILL leaves them.)
-One event loop owns the state and sleeps until something happens: a child ends or says something, a signal comes.
+    a program ends                it is started again after 0.5 s, 1 s, ... 30 s; 0.5 s again when it has run for 60 s
+    ... early, with exit code 2   people have to mend something: all are stopped, and its message is ours
+    Ctrl-C, SIGTERM, SIGHUP       all are asked to end, a stage when the one after it has ended; killed when they do not
+    a second one                  all are killed at once
+
+One event loop owns the state and sleeps until something happens.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import math
-import os
 import signal
-import sys
 import time
-from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import Literal, Protocol, TextIO
+from typing import Protocol
 
 from models.errors import OpenWorldError
 
 log = logging.getLogger(__name__)
 
 MISTAKE = 2  # the exit code of a mistake that the message says how to mend: trying again mends nothing
-FORCED = 130  # ours, when people would not wait
+FORCED = 130  # our exit code when people did not want to wait
 ONE_WISH = 0.5  # seconds in which signals count as one: `make` and `timeout` pass on what we have got already
-CHUNK = 65536  # bytes read at once, and the longest line that is waited for
-LAST_WORDS = 20  # lines kept for the message of a child that cannot start
-LAST_LINES = 1.0  # seconds for what an ended child has left in the pipe
-
-# Run by a Python of its own, which then becomes the child: code between fork and exec (`preexec_fn`) may deadlock
-# where there are threads. The signal is set before looking at the parent, as the parent may die in between.
-_DIE_WITH_PARENT = """\
-import ctypes, os, signal, sys
-PR_SET_PDEATHSIG = 1
-ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-if os.getppid() != int(sys.argv[1]):
-    sys.exit("the parent is gone")
-os.execv(sys.argv[2], sys.argv[2:])
-"""
-
-
-class LogStream:
-    """One stream for all: lines of text behind the name of who says them, or JSON objects with a field `program`."""
-
-    def __init__(self, stream: TextIO, style: Literal["json", "text"], names: Sequence[str]) -> None:
-        self._stream, self._style = stream, style
-        width = max(map(len, names))
-        colours = stream.isatty() and "NO_COLOR" not in os.environ
-        self._prefix = {
-            name: f"\x1b[{36 - place % 6}m{name:<{width}} |\x1b[0m " if colours else f"{name:<{width}} | "
-            for place, name in enumerate(names)
-        }
-
-    def write(self, name: str, text: str) -> None:
-        if self._style == "json":
-            shown = _with_program(text, name)
-        else:
-            shown = "\n".join(self._prefix[name] + line for line in text.split("\n"))
-        with suppress(OSError, ValueError):  # Nobody reads it any more: the service matters more than its log.
-            self._stream.write(f"{shown}\n")
-            self._stream.flush()
-
-
-class OwnLines(logging.Handler):
-    """What this process logs itself, into the same stream."""
-
-    def __init__(self, stream: LogStream, name: str) -> None:
-        super().__init__()
-        self._log_stream, self._program = stream, name
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._log_stream.write(self._program, self.format(record))
-
-
-def _with_program(line: str, name: str) -> str:
-    """Also what is no JSON (a traceback, a library's warning) becomes some, so that machines can read every line."""
-    record = None
-    with suppress(ValueError, RecursionError):
-        record = json.loads(line)
-    if not isinstance(record, dict):
-        now = datetime.now(UTC).isoformat(timespec="milliseconds")
-        record = {"time": now, "level": "info", "message": line}
-    return json.dumps({**record, "program": name}, ensure_ascii=False)
 
 
 class Program(Protocol):
@@ -98,118 +39,21 @@ class Program(Protocol):
         """Begin a run; OSError or OpenWorldError when that is not possible now."""
 
     async def ready(self) -> None:
-        """Return when those that come after it may start; asked once."""
+        """Return when those that come after it may start; asked once, after the first start."""
 
     async def wait(self) -> int:
-        """The exit code of the run, negative for a signal, when it has ended."""
-        ...
+        """When the run has ended: its exit code, or minus the signal that ended it."""
 
-    def signal(self, number: int) -> None:
-        """Nothing happens when it does not run."""
-
-    def last_words(self) -> str:
-        """What it said at the end of its last run."""
-        ...
-
-
-async def _at_once() -> None:
-    return
-
-
-class Command:
-    """A program that is a command line, in a session of its own: the terminal's Ctrl-C is for us alone."""
-
-    def __init__(
-        self,
-        name: str,
-        command: Sequence[str],
-        environment: Mapping[str, str],
-        heard: Callable[[str], None],
-        ready: Callable[[], Awaitable[None]] = _at_once,
-        pass_fds: Sequence[int] = (),
-    ) -> None:
-        self.name = name
-        self._command, self._environment, self._pass_fds = list(command), dict(environment), tuple(pass_fds)
-        self._heard, self._ready = heard, ready
-        self._process: asyncio.subprocess.Process | None = None
-        self._listening: asyncio.Task[None] | None = None
-        self._said: deque[str] = deque(maxlen=LAST_WORDS)
-
-    async def start(self) -> None:
-        self._said.clear()
-        command = self._command
-        if sys.platform == "linux":
-            command = [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid()), *command]
-        # A pipe of our own: asyncio's has not ended before every grandchild that holds it has.
-        reading, writing = os.pipe()
-        try:
-            self._process = await asyncio.create_subprocess_exec(
-                *command,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=writing,
-                stderr=writing,
-                env=self._environment,
-                pass_fds=self._pass_fds,
-                start_new_session=True,
-            )
-        except BaseException:
-            os.close(reading)
-            raise
-        finally:
-            os.close(writing)
-        self._listening = asyncio.create_task(self._listen(reading))
-
-    async def ready(self) -> None:
-        await self._ready()
-
-    async def wait(self) -> int:
-        assert self._process is not None
-        assert self._listening is not None
-        code = await self._process.wait()
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)  # What it has started itself goes with it.
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._listening, LAST_LINES)
-        return code
-
-    def signal(self, number: int) -> None:
-        if self._process is not None and self._process.returncode is None:
-            with suppress(ProcessLookupError):
-                self._process.send_signal(number)
+    def send(self, number: int) -> None:
+        """A signal; nothing happens when it does not run."""
 
     def last_words(self) -> str:
-        """From its last error message on."""
-        lines = list(self._said)
-        errors = [place for place, line in enumerate(lines) if line.startswith("error: ")]
-        return "\n".join(lines[errors[-1] if errors else 0 :]).removeprefix("error: ")
-
-    async def _listen(self, descriptor: int) -> None:
-        reader = asyncio.StreamReader()
-        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(descriptor, "rb", buffering=0)
-        )
-        try:
-            rest = b""
-            while chunk := await reader.read(CHUNK):
-                *lines, rest = (rest + chunk).split(b"\n")
-                if len(rest) > CHUNK:
-                    lines, rest = [*lines, rest], b""
-                for line in lines:
-                    self._say(line)
-            if rest:
-                self._say(rest)
-        finally:
-            transport.close()
-
-    def _say(self, line: bytes) -> None:
-        text = line.decode(errors="replace").removesuffix("\r")
-        self._said.append(text)
-        self._heard(text)
+        """Why the last run ended, as it said itself."""
 
 
 @dataclass(frozen=True)
 class BackOff:
-    """Seconds before a program that ended is started again: doubled each time, until a run has lasted."""
+    """Seconds before a program that has ended is started again: doubled each time, until a run has lasted."""
 
     first: float = 0.5
     longest: float = 30.0
@@ -217,45 +61,127 @@ class BackOff:
 
 
 class Supervisor:
-    """Runs its programs, those first that others need, until it is told to stop or one cannot be started at all."""
+    """Runs its programs until it is told to stop."""
 
     def __init__(
-        self, programs: Sequence[Program], grace: float, back_off: BackOff | None = None, patience: float = 20.0
+        self,
+        stages: Sequence[Sequence[Program]],
+        *,
+        grace: float,
+        back_off: BackOff | None = None,
+        patience: float = 20.0,
     ) -> None:
-        self._programs, self._back_off = list(programs), back_off or BackOff()
+        self._stages = stages
+        self._programs = [program for stage in stages for program in stage]
         self._grace = grace  # seconds from asking a program to end to killing it
-        self._patience = patience  # seconds for a program to be ready before the next is started anyway
+        self._back_off = back_off or BackOff()
+        self._patience = patience  # seconds for a program to be ready before the next one is started all the same
         self._stopping = asyncio.Event()
         self._told = -math.inf
         self._forced = False
-        self._proven: set[str] = set()  # those that have worked: with them an exit code of 2 is no wrong setting
-        self._mistake: str | None = None
+        self._proven: set[str] = set()  # programs that have run for long: their settings are not the mistake
+        self._mistake: OpenWorldError | None = None
 
     async def run(self) -> int:
-        """The exit code; OpenWorldError when a program says that something has to be mended first."""
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # ignored: that is `nohup`
-                loop.add_signal_handler(number, self._signalled, number)
+        """The exit code; OpenWorldError when a program said what has to be mended first."""
+        self._heed_signals()
         keepers: dict[str, asyncio.Task[None]] = {}
-        readiness = []
+        ready: list[asyncio.Task[None]] = []
         try:
             for program in self._programs:
                 if self._stopping.is_set():
                     break
                 keepers[program.name] = asyncio.create_task(self._keep(program))
-                keepers[program.name].add_done_callback(lambda _: self._stopping.set())
-                readiness.append(asyncio.create_task(self._await_ready(program)))
-                await self._unless_stopping(readiness[-1], program)
+                keepers[program.name].add_done_callback(lambda _: self._stopping.set())  # it never ends alone
+                ready.append(asyncio.create_task(program.ready()))
+                await self._await_ready(program, ready[-1])
             await self._stopping.wait()
         finally:
             self._stopping.set()
-            for waiting in readiness:
-                waiting.cancel()
-            for program in reversed(self._programs):
-                if program.name in keepers:
-                    await self._end(program, keepers[program.name])
-        await asyncio.gather(*keepers.values(), *readiness)
+            for one in ready:
+                one.cancel()
+            for stage in reversed(self._stages):
+                await asyncio.gather(*(self._end(one, keepers[one.name]) for one in stage if one.name in keepers))
+            await asyncio.gather(*ready, return_exceptions=True)
+        await asyncio.gather(*keepers.values())  # for the exception, if it is a bug that ended one
+        log.info("stopped")
         if self._mistake is not None:
-            raise OpenWorldError(self._mistake)
+            raise self._mistake
         return FORCED if self._forced else 0
+
+    # Signals
+
+    def _heed_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
+                continue  # nohup
+            loop.add_signal_handler(number, self._heed, number)
+
+    def _heed(self, number: signal.Signals) -> None:
+        now = time.monotonic()
+        if not self._stopping.is_set():
+            log.info("%s: stopping; once more to stop at once", number.name)
+            self._told = now
+            self._stopping.set()
+        elif now - self._told > ONE_WISH and not self._forced:
+            log.warning("%s again: killing what still runs", number.name)
+            self._forced = True
+            for program in self._programs:
+                program.send(signal.SIGKILL)
+
+    # Starting, and starting again
+
+    async def _await_ready(self, program: Program, ready: asyncio.Task[None]) -> None:
+        """Until it is ready, or that is nothing to wait for any more; then it may become so later."""
+        stopping = asyncio.create_task(self._stopping.wait())
+        await asyncio.wait({ready, stopping}, timeout=self._patience, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if ready.done():
+            ready.result()
+        elif not self._stopping.is_set():
+            log.warning("%s is not ready after %g s; starting the rest", program.name, self._patience)
+
+    async def _keep(self, program: Program) -> None:
+        pause = self._back_off.first
+        while not self._stopping.is_set():
+            began = time.monotonic()
+            code, end = await self._run_once(program)
+            if time.monotonic() - began >= self._back_off.settled:
+                self._proven.add(program.name)
+                pause = self._back_off.first
+            if self._stopping.is_set():
+                return
+            if code == MISTAKE and program.name not in self._proven:
+                self._mistake = OpenWorldError(f"the {program.name} cannot start: {program.last_words()}")
+                return
+            log.error("%s %s; starting it again in %g s", program.name, end, pause)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), pause)
+            pause = min(2 * pause, self._back_off.longest)
+
+    async def _run_once(self, program: Program) -> tuple[int | None, str]:
+        """Its exit code, if it came to that, and how it ended in words."""
+        try:
+            await program.start()
+        except (OSError, OpenWorldError) as error:
+            return None, f"could not be started ({error})"
+        if self._stopping.is_set():  # told while it started, when there was nobody to pass it on to
+            program.send(signal.SIGKILL if self._forced else signal.SIGTERM)
+        code = await program.wait()
+        return code, f"ended with code {code}" if code >= 0 else f"was ended by {_name_of(-code)}"
+
+    async def _end(self, program: Program, keeper: asyncio.Task[None]) -> None:
+        program.send(signal.SIGTERM)
+        await asyncio.wait({keeper}, timeout=self._grace)
+        if not keeper.done():
+            log.warning("%s has not ended in %g s; killing it", program.name, self._grace)
+            program.send(signal.SIGKILL)
+            await asyncio.wait({keeper})
+
+
+def _name_of(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"  # a real-time one has no name

@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
         known = [entry.name for entry in client.classes().classes if entry.state == "active"]
         # Checked here as well: what is wrong with a folder should not cost an upload.
         batch = load_batch(arguments.images, known)
-        task = client.teach_zip(_zipped(batch))
+        task = client.teach_zip(zipped(batch))
         if not task.fresh:
             print(f"this batch was handed in before: it is task {task.id}", file=sys.stderr)
         if not arguments.no_wait:
@@ -78,7 +78,7 @@ def follow(client: Client, task: TaskAnswer, what: str) -> TaskAnswer:
     return task
 
 
-def _zipped(batch: LabelledBatch) -> bytes:
+def zipped(batch: LabelledBatch) -> bytes:
     with tempfile.TemporaryFile() as file:
         with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:  # pictures do not get smaller
             for image in batch.images:

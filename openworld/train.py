@@ -13,6 +13,8 @@ from typing import Any
 from models.errors import OpenWorldError
 from openworld import logs
 from openworld.options import settings_from
+from trainer.settings import LearnerSettings
+from trainer.worker_settings import WorkerSettings
 
 SUMMARY = "learn submitted tasks, one after the other, and publish versions"
 EPILOG = """\
@@ -29,27 +31,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    # Here and not above: torch takes seconds to load, and the other commands do not need it.
-    from prometheus_client import start_http_server
-
-    from tasks.announcements import announce
-    from tasks.queue import TaskQueue
-    from tasks.redis_client import connect
-    from trainer.settings import LearnerSettings
-    from trainer.worker import Worker
-    from trainer.worker_metrics import WorkerMetrics
-    from trainer.worker_settings import WorkerSettings
-
     given: dict[str, Any] = {"data": arguments.data, "redis_url": arguments.redis_url}
     settings, learner = settings_from(WorkerSettings, given), settings_from(LearnerSettings, {})
     if settings.redis_url is None:
         raise OpenWorldError("where is the queue? Set OPENWORLD_REDIS_URL, or start everything with: openworld up")
     logs.set_up(settings.log_level, settings.log_format)
-    os.nice(settings.trainer_nice)
+    os.nice(settings.trainer_nice)  # before torch, whose loading alone takes the cores for seconds
+    # Here and not above: the other commands do not need it.
+    from prometheus_client import start_http_server
+
+    from tasks.announcements import announce
+    from tasks.queue import TaskQueue
+    from tasks.redis_client import connect
+    from trainer.worker import Worker
+    from trainer.worker_metrics import WorkerMetrics
+
     client = connect(settings.redis_url.get_secret_value())
     metrics = WorkerMetrics()
     if settings.trainer_port:
-        start_http_server(settings.trainer_port, settings.trainer_host, metrics.registry)
+        try:
+            start_http_server(settings.trainer_port, settings.trainer_host, metrics.registry)
+        except OSError as error:
+            raise OpenWorldError(
+                f"the trainer's metrics cannot be on port {settings.trainer_port} ({error.strerror}): "
+                "choose another with OPENWORLD_TRAINER_PORT, or none with 0"
+            ) from error
     queue = TaskQueue(client, lease_seconds=settings.lease_seconds, max_attempts=settings.max_attempts)
     name = f"{socket.gethostname()}-{os.getpid()}"
     worker = Worker(arguments.data, queue, learner, name, metrics, lambda version: announce(client, version))

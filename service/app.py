@@ -8,7 +8,7 @@ from importlib.metadata import version
 
 from fastapi import FastAPI
 
-from service import classes, health, predict, tasks, versions
+from service import classes, health, images, novelties, predict, tasks, versions
 from service.observe import Observe
 from service.openapi import complete_openapi
 from service.problems import HANDLERS
@@ -47,7 +47,7 @@ def create_app(settings: ServiceSettings) -> FastAPI:
     )
     app.state.service = service
     app.add_middleware(Observe, metrics=service.metrics, draining=lambda: service.draining)
-    for router in (predict.router, tasks.router, classes.router, versions.router, health.router):
-        app.include_router(router)
+    for part in (predict, novelties, tasks, classes, versions, images, health):
+        app.include_router(part.router)
     complete_openapi(app, keys=bool(settings.keys))
     return app

@@ -14,7 +14,8 @@ OpenWorldError
     │   └── NotReady            nothing is loaded yet
     ├── DeadlinePassed        the answer would come too late
     ├── Abandoned             the client has gone
-    └── VersionUnusable       a version that is there, but cannot be loaded
+    ├── VersionUnusable       a version that is there, but cannot be loaded
+    └── ImageInUse            versions or unfinished tasks need it
 """
 
 from __future__ import annotations
@@ -92,6 +93,14 @@ class Abandoned(ServiceError):
 
 class VersionUnusable(ServiceError):
     """A version that is there, but cannot be loaded."""
+
+
+class ImageInUse(ServiceError):
+    """Somebody needs this image: `dependents` says who, a line each."""
+
+    def __init__(self, message: str, dependents: list[str]) -> None:
+        super().__init__(message)
+        self.dependents = dependents
 
 
 class BadBase64(ImageError):

@@ -17,7 +17,6 @@ from service.problems import INTERNAL, problem_of, respond
 log = logging.getLogger("openworld.requests")
 
 _GIVEN_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
-QUIET = {"/livez", "/readyz", "/metrics", "/v2/health/live", "/v2/health/ready"}
 
 
 def new_id() -> str:
@@ -71,7 +70,8 @@ class Observe:
         reason = problem_of(error).code if error is not None and status else None
         if reason in REJECTED:
             self._metrics.rejected.labels(reason).inc()
-        level = logging.DEBUG if route in QUIET else logging.INFO
+        # Who only looks, looks often: probes, a page that follows a task. Failures are worth a line whoever asks.
+        level = logging.DEBUG if scope["method"] in ("GET", "HEAD") and status < 400 else logging.INFO
         if log.isEnabledFor(level):
             fields = {
                 "request_id": scope["request_id"],

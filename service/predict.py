@@ -138,20 +138,21 @@ async def _answer(
     outcome = "novel" if answer.novel else "known"
     prediction = Prediction.of(answer, new_id(), served.version)
     metrics.predicted(outcome, served.version, client, answer.calibrated_score)
+    sighting = Sighting(
+        data=image,
+        prediction_id=prediction.id,
+        version=served.version,
+        score=answer.score,
+        calibrated_score=answer.calibrated_score,
+        p_novel=answer.p_novel,
+        nearest=answer.nearest,
+        embedding=embedding,
+        client=client,
+        label=answer.label,
+    )
+    service.recent.put(sighting)
     if answer.novel and service.inbox_writer is not None:
-        service.inbox_writer.offer(
-            Sighting(
-                data=image,
-                prediction_id=prediction.id,
-                version=served.version,
-                score=answer.score,
-                calibrated_score=answer.calibrated_score,
-                p_novel=answer.p_novel,
-                nearest=answer.nearest,
-                embedding=embedding,
-                client=client,
-            )
-        )
+        service.inbox_writer.offer(sighting)
     return prediction
 
 

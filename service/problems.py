@@ -39,6 +39,7 @@ TABLE: list[tuple[type[core.OpenWorldError], int, str, str]] = [
     (errors.Abandoned, 499, "abandoned", "The client has gone"),
     (errors.VersionUnusable, 409, "version_unusable", "This version cannot be loaded"),
     (core.CorruptVersion, 409, "version_unusable", "This version cannot be loaded"),
+    (errors.ImageInUse, 409, "image_in_use", "Others need this image"),
     (core.BatchError, 422, "batch_invalid", "The batch cannot be learned as it is"),
     (core.UnknownClass, 404, "unknown_class", "There is no such class"),
     (core.ClassConflict, 409, "class_conflict", "The classes as they are do not allow that"),
@@ -83,7 +84,9 @@ def problem_of(error: core.OpenWorldError) -> Problem:
     """The one translation."""
     status, code, title = next(((s, c, t) for kind, s, c, t in TABLE if isinstance(error, kind)), TABLE[-1][1:])
     detail = str(error) if status != 500 else "see the server's log for this request id"
-    several = [{"detail": line} for line in error.problems] if isinstance(error, core.BatchError) else None
+    lines = error.problems if isinstance(error, core.BatchError) else None
+    lines = error.dependents if isinstance(error, errors.ImageInUse) else lines
+    several = [{"detail": line} for line in lines] if lines is not None else None
     return Problem(title=title, status=status, code=code, detail=detail, errors=several)
 
 

@@ -32,7 +32,6 @@ class Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, service: Service) -> None:
         super().__init__(config)
         self._service = service
-        self._leaving: asyncio.Task[None] | None = None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._service.draining:
@@ -70,7 +69,8 @@ def serve(settings: ServiceSettings) -> int:
         timeout_keep_alive=KEEP_ALIVE,
         timeout_graceful_shutdown=int(settings.shutdown_seconds) or 1,
     )
-    log.info("settings", extra={"fields": settings.shown()})
+    log.info("settings that are not the defaults", extra={"fields": settings.changed()})
+    log.debug("settings", extra={"fields": settings.shown()})
     server = Server(config, service)
     with listener:
         server.run(sockets=[listener])

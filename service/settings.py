@@ -62,6 +62,9 @@ class ServiceSettings(BaseSettings):
     inbox_bytes: int = Field(1024 * MIB, ge=MIB, description="bytes of novel images kept")
     inbox_rate: float = Field(20, gt=0, description="new novel images a second that are kept")
     inbox_days: float = Field(30, gt=0, description="days that a novel image is kept")
+    recent_bytes: int = Field(
+        64 * MIB, ge=0, description="bytes of the last images answered, in memory, for people to correct; 0: none"
+    )
 
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="what to log")
     log_format: Literal["auto", "json", "text"] = Field("auto", description="auto: text on a terminal, else JSON")
@@ -91,6 +94,11 @@ class ServiceSettings(BaseSettings):
     def shown(self) -> dict[str, object]:
         """Every setting for the log, secrets masked."""
         return {**self.model_dump(mode="json", exclude={"keys"}), "keys": [repr(key) for key in self.keys]}
+
+    def changed(self) -> dict[str, object]:
+        """Those that are not the defaults, for people."""
+        shown = self.shown()
+        return {name: shown[name] for name in sorted(self.model_fields_set)}
 
 
 def is_loopback(host: str) -> bool:

@@ -21,7 +21,9 @@ from service.inbox import Inbox, InboxLimits, InboxWriter
 from service.keys import Key, Keyring, Role
 from service.live import Live
 from service.metrics import Metrics
+from service.recent import Recent
 from service.settings import ServiceSettings
+from service.thumbnails import Thumbnails
 from tasks.announcements import announce, listen
 from tasks.batch import BatchLimits
 from tasks.queue import TaskQueue
@@ -56,6 +58,8 @@ class Service:
         )
         self.inbox = _open_inbox(settings) if settings.inbox else None
         self.inbox_writer = self._writer(self.inbox) if self.inbox is not None else None
+        self.recent = Recent(settings.recent_bytes)
+        self.thumbnails = Thumbnails(settings.image_limits)
         self.batch_limits = BatchLimits(
             max_classes=settings.task_max_classes,
             max_images=settings.task_max_images,
@@ -94,6 +98,7 @@ class Service:
         await self.live.stop()
         await self.engine.stop()
         self.decoders.shutdown(wait=True)
+        await asyncio.to_thread(self.thumbnails.close)
         if self._redis is not None:
             await asyncio.to_thread(self._redis.close)
         if self.inbox is not None and self.inbox_writer is not None:
@@ -120,10 +125,11 @@ class Service:
         return self._queue
 
     def find_image(self, id: str) -> bytes | None:
-        """The image of a novelty's id; None when it is not kept. Reads the disk."""
+        """The image of a novelty's or a recent prediction's id; None when it is not kept. Reads the disk."""
         if self.inbox is not None and self.inbox.get(id) is not None:
             return self.inbox.read_image(id)
-        return None
+        sighting = self.recent.get(id)
+        return None if sighting is None else sighting.data
 
 
 def _open_inbox(settings: ServiceSettings) -> Inbox | None:

@@ -3,6 +3,7 @@
 An image that `put` has returned for survives a power cut, and `read` never hands out other bytes than were put.
 """
 
+import os
 import re
 from contextlib import suppress
 from pathlib import Path
@@ -29,6 +30,9 @@ class ImageStore:
         path = self._path(sha)
         try:
             if _holds(path, sha):
+                # Its age counts from here: what was just brought again must not be removed as old.
+                with suppress(PermissionError):  # another user's file; it is there all the same
+                    os.utime(path)
                 # Another process may have renamed it into place a moment ago and not yet synced the folder.
                 fsync_folder(path.parent)
             else:

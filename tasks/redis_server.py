@@ -137,7 +137,15 @@ class RedisServer:
             self._socket.unlink(missing_ok=True)
         if self._private:
             shutil.rmtree(self._private, ignore_errors=True)
-        self._process = self._watcher = self._socket = self._private = None
+        self._process = self._watcher = self._socket = None
+
+    def wait(self) -> int:
+        """When it has ended, however: its exit code, or minus the signal that ended it. 0 when it does not run."""
+        process, watcher = self._process, self._watcher
+        if not (process and watcher):
+            return 0
+        watcher.join()
+        return process.wait()
 
     def _own(self, lock: IO[bytes]) -> None:
         """Lock the folder. A killed server's child, rewriting the AOF, may hold it a moment longer: wait for that."""
@@ -158,7 +166,10 @@ class RedisServer:
     def _launch(self, binary: Path, lock: IO[bytes]) -> None:
         self._socket = self.folder / "redis.sock"
         if len(os.fsencode(self._socket)) > LONGEST_SOCKET:
-            self._private = Path(tempfile.mkdtemp(prefix="openworld-"))
+            if self._private is None:
+                self._private = Path(tempfile.mkdtemp(prefix="openworld-"))
+            else:
+                self._private.mkdir(mode=0o700)  # The same as before a restart: others know the address.
             self._socket = self._private / "redis.sock"
         self._socket.unlink(missing_ok=True)  # Of one that was killed: the lock says that nobody listens.
         with suppress(FileNotFoundError):

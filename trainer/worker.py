@@ -74,6 +74,7 @@ class Worker:
 
     def run(self) -> None:
         """Until told to stop."""
+        log.info("waiting for tasks")
         pause = PAUSE
         while not self._stopping.is_set():
             try:

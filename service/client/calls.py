@@ -14,6 +14,8 @@ import httpx2 as httpx
 from pydantic import BaseModel
 
 from models.errors import OpenWorldError
+from service.inbox.records import State
+from service.novelty_schemas import Novelties
 from service.schemas import Classes, Prediction, Predictions, TaskAnswer, Versions
 
 URL = "http://127.0.0.1:8000"
@@ -138,6 +140,11 @@ def teach_zip(data: bytes, key: str | None, timeout: float) -> Call[TaskAnswer]:
 def teach_ids(labels: Mapping[str, Sequence[str]], key: str | None, timeout: float) -> Call[TaskAnswer]:
     headers = {"Idempotency-Key": key} if key else {}
     return Call(TaskAnswer, "POST", "/tasks", {"json": {"classes": dict(labels)}, "headers": headers}, timeout)
+
+
+def novelties(state: State, before: int | None, timeout: float) -> Call[Novelties]:
+    params = {"state": state, "limit": 200} | ({} if before is None else {"before": before})
+    return Call(Novelties, "GET", "/novelties", {"params": params}, timeout)
 
 
 def task(id: str, timeout: float) -> Call[TaskAnswer]:

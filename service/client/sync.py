@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -12,6 +12,8 @@ from pydantic import BaseModel
 
 from service.client import calls
 from service.client.calls import TIMEOUT, URL, Call, Image
+from service.inbox.records import State
+from service.novelty_schemas import NoveltyAnswer
 from service.schemas import Classes, Failure, Prediction, TaskAnswer, Versions
 
 M = TypeVar("M", bound=BaseModel)
@@ -57,6 +59,16 @@ class Client:
     def task(self, id: str) -> TaskAnswer:
         """How far a task is, or what became of it."""
         return self._send(calls.task(id, self._timeout))
+
+    def novelties(self, state: State = "new") -> Iterator[NoveltyAnswer]:
+        """The inbox, last seen first, page after page."""
+        before: int | None = None
+        while True:
+            page = self._send(calls.novelties(state, before, self._timeout))
+            for novelty in page.items:  # noqa: UP028 (line for line as in the other client)
+                yield novelty
+            if (before := page.next_cursor) is None:
+                return
 
     def classes(self) -> Classes:
         return self._send(calls.classes(self._timeout))

@@ -87,7 +87,7 @@ class Novelty:
     embedding: NDArray[np.float32] | None = field(default=None, repr=False, compare=False)  # of length 1
     label: str | None = None  # the class that was answered, None: novel
     note: str | None = None  # of the person who asked for it
-    group: str = ""  # of those that look like it
+    group: str | None = None  # of those that look like it; where groups are known
 
 
 @dataclass(frozen=True)
@@ -115,11 +115,8 @@ class Group:
     id: str  # of the one that founded it
     size: int
     newest_seen: float
-    ids: tuple[str, ...]  # last seen first, at most GROUP_IDS
-    samples: tuple[Novelty, ...]  # the first GROUP_SAMPLES of them
-
-
-GROUP_IDS, GROUP_SAMPLES = 200, 8
+    ids: tuple[str, ...]  # last seen first, at most 200
+    samples: tuple[Novelty, ...]  # the first 8 of them
 
 
 @dataclass(frozen=True)

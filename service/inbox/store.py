@@ -11,28 +11,24 @@ written before the first novelty.
 
 from __future__ import annotations
 
-import re
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from models.durable import TEMPORARY, make_folder, sha256_bytes
+from models.durable import make_folder, sha256_bytes
 from models.errors import ImageError, ImageTooLarge, StoreError
 from models.images import DEFAULT_LIMITS, ImageLimits
 from service.errors import NotFound
-from service.inbox.groups import Listed, cut
+from service.inbox.group_pages import group_page
 from service.inbox.holdings import Holdings
 from service.inbox.likeness import unit
 from service.inbox.look import Look, look_at
 from service.inbox.rate import TokenBucket
+from service.inbox.reconcile import reconciled
 from service.inbox.records import (
-    GROUP_IDS,
-    GROUP_SAMPLES,
     STATES,
-    Group,
     GroupOrder,
     GroupPage,
     InboxLimits,
@@ -46,8 +42,6 @@ from service.inbox.records import (
 )
 from service.inbox.table import InboxTable
 from tasks.image_store import ImageStore
-
-_OURS = re.compile(rf"[0-9a-f]{{64}}|\..*{re.escape(TEMPORARY)}")
 
 
 class Inbox:
@@ -107,24 +101,7 @@ class Inbox:
         with self._lock:
             if self._table is None:
                 return GroupPage((), None)
-            groups: dict[str, list[Listed]] = {}
-            for listed in self._table.listed(state):
-                groups.setdefault(self._held.groups.of(listed.id), []).append(listed)
-            page, next_cursor = cut(groups, order, limit, before)
-            shown = self._table.named(one.id for group in page for one in group.members[:GROUP_SAMPLES])
-        return GroupPage(
-            tuple(
-                Group(
-                    id=id,
-                    size=len(members),
-                    newest_seen=members[0].last_seen,
-                    ids=tuple(one.id for one in members[:GROUP_IDS]),
-                    samples=tuple(replace(shown[one.id], group=id) for one in members[:GROUP_SAMPLES]),
-                )
-                for id, members in page
-            ),
-            next_cursor,
-        )
+            return group_page(self._table, self._held.groups, state, limit, before, order)
 
     def counts(self) -> dict[State, int]:
         """How many novelties there are in each state."""
@@ -297,7 +274,8 @@ class Inbox:
         try:
             make_folder(self._folder)
             self._table = InboxTable(self._database)
-            self._reconcile(self._table)
+            for entry in reconciled(self._table, self._folder / "images"):
+                self._held.add(entry)
             self._make_room(0, 0)  # the limits may be tighter than they were
         except BaseException as error:
             self._forget()
@@ -305,21 +283,6 @@ class Inbox:
                 raise StoreError(f"the inbox cannot be opened ({error}): check the data folder's rights") from error
             raise
         return self._table
-
-    def _reconcile(self, table: InboxTable) -> None:
-        """Rows and bytes that a kill, or somebody's hand, has parted from each other."""
-        files = {path.name: path for path in (self._folder / "images").glob("*/*") if _OURS.fullmatch(path.name)}
-        lost = []
-        for entry in table.entries():
-            if files.pop(entry.id, None) is None:
-                lost.append(entry.id)
-            else:
-                self._held.add(entry)
-        table.delete(lost)
-        for orphan in files.values():
-            orphan.unlink(missing_ok=True)
-            with suppress(OSError):  # not empty
-                orphan.parent.rmdir()
 
     def _forget(self) -> None:
         table, self._table = self._table, None

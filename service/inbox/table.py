@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from models.errors import StoreError
-from service.inbox.groups import Listed
 from service.inbox.look import Look
 from service.inbox.records import STATES, Novelty, Only, Page, Sighting, State
-from service.inbox.rows import Entry, answer_columns, novelty_of, packed_embedding, unpacked_embedding
+from service.inbox.rows import Entry, Listed, answer_columns, novelty_of, packed_embedding, unpacked_embedding
 from service.inbox.schema import CREATE, FROM_1, SCHEMA
 
 LOCK_SECONDS = 1.0  # for a predecessor that is just closing; nobody else has the file

@@ -1,0 +1,127 @@
+"""Stored images over HTTP, for privacy: who needs one, and removing one or all beyond an age.
+
+Images that tasks brought are kept because later tasks replay them. They go only when an operator says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Query
+
+from models.errors import UnknownTask
+from service.errors import BadRequest, ImageInUse, NoQueue, NotFound
+from service.forgetting import forget
+from service.novelty_schemas import ExpiredImages, ImageUses, RemovedImages
+from service.problems import documented
+from service.state import Operating, Parts, Service
+from tasks.queue import TaskQueue
+from tasks.retention import Retention, Uses
+from tasks.task import ENDED, STATES
+
+log = logging.getLogger(__name__)
+router = APIRouter(tags=["operators"])
+
+MANY = 10_000  # unfinished tasks: far more than a queue takes
+
+ShaPath = Annotated[str, Path(pattern=r"^[0-9a-f]{64}$", description="the sha256 of the image's bytes")]
+# Not less than a day: a batch that is being handed in just now is named by no task yet.
+DaysQuery = Annotated[float, Query(ge=1, le=36500, allow_inf_nan=False, description="since a task last brought it")]
+
+
+@router.get(
+    "/images/expired",
+    summary="What a deletion by age would remove, and what it would keep",
+    responses=documented(401, 403, 409, 422, 503),
+)
+async def expired(service: Parts, key: Operating, older_than_days: DaysQuery) -> ExpiredImages:
+    return ExpiredImages.of(older_than_days, await asyncio.to_thread(_retention(service).expired, older_than_days))
+
+
+@router.delete(
+    "/images",
+    summary="Remove images beyond an age that neither the current version nor an unfinished task needs",
+    responses=documented(400, 401, 403, 409, 422, 503),
+)
+async def delete_expired(
+    service: Parts,
+    key: Operating,
+    older_than_days: DaysQuery,
+    confirm: Annotated[bool, Query(description="yes, remove them")] = False,
+) -> RemovedImages:
+    """Older versions go on answering without them; a later task is learned with what is left."""
+    if not confirm:
+        raise BadRequest("this cannot be undone: look at GET /images/expired first, then add confirm=true")
+    removed = await asyncio.to_thread(_retention(service).remove_expired, older_than_days)
+    novelties = await forget(service, removed.sha256s)
+    log.info(
+        "%s removed %d images older than %g days, and %d novelties",
+        *(key.name, len(removed.sha256s), older_than_days, novelties),
+    )
+    return RemovedImages.of(removed, novelties)
+
+
+@router.get(
+    "/images/{sha256}",
+    summary="Where an image is kept, and who needs it",
+    responses=documented(401, 403, 404, 422, 503),
+)
+async def image(service: Parts, key: Operating, sha256: ShaPath) -> ImageUses:
+    uses, novel = await asyncio.to_thread(_look, service, sha256)
+    if not (uses.stored or novel or uses.dependents):
+        raise _unknown(sha256)
+    return ImageUses.of(uses, novel)
+
+
+@router.delete(
+    "/images/{sha256}",
+    summary="Remove an image, from the inbox as well",
+    responses=documented(401, 403, 404, 409, 422, 503),
+)
+async def delete(
+    service: Parts,
+    key: Operating,
+    sha256: ShaPath,
+    force: Annotated[bool, Query(description="even if versions or unfinished tasks need it")] = False,
+) -> RemovedImages:
+    """A version that has lost an image goes on answering; an unfinished task that has lost one fails."""
+    uses, novel = await asyncio.to_thread(_look, service, sha256)
+    if not (uses.stored or novel):
+        raise _unknown(sha256)
+    if uses.dependents and not force:
+        raise ImageInUse("others need this image: add force=true to remove it all the same", uses.dependents)
+    removed = await asyncio.to_thread(_retention(service).remove, sha256)
+    novelties = await forget(service, [sha256])
+    log.info("%s removed the image %s, which %d needed", key.name, sha256, len(uses.dependents))
+    return RemovedImages.of(removed, novelties)
+
+
+def _look(service: Service, sha256: str) -> tuple[Uses, bool]:
+    novel = service.inbox is not None and service.inbox.get(sha256) is not None
+    return _retention(service).uses(sha256), novel
+
+
+def _retention(service: Service) -> Retention:
+    try:
+        queue = service.queue()
+    except NoQueue:  # nobody can hand in a task here; one that cannot be reached is another matter, and an error
+        return Retention(service.live.store)
+    return Retention(service.live.store, lambda: unfinished_images(queue))
+
+
+def unfinished_images(queue: TaskQueue) -> dict[str, set[str]]:
+    """The images of each task that has not ended."""
+    found: dict[str, set[str]] = {}
+    for summary in queue.list_tasks(limit=MANY, states=[state for state in STATES if state not in ENDED]):
+        try:
+            task = queue.get(summary.id)
+        except UnknownTask:  # it has ended meanwhile, and was forgotten
+            continue
+        found[task.id] = {sha256 for images in task.classes.values() for sha256 in images}
+    return found
+
+
+def _unknown(sha256: str) -> NotFound:
+    return NotFound(f"image {sha256} is not kept here: it was removed, or never brought by a task")

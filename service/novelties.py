@@ -1,0 +1,189 @@
+"""The novelty inbox over HTTP: what labellers look at, put aside, and bring back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Query, Request, Response
+from pydantic import AwareDatetime
+
+from service.errors import NotFound
+from service.forgetting import forget
+from service.inbox import GroupOrder, Inbox, Kept, Only, Sighting, State
+from service.novelty_schemas import (
+    Changed,
+    KeptPrediction,
+    KeptPredictions,
+    Novelties,
+    NoveltyAnswer,
+    NoveltyGroups,
+    NoveltyIds,
+    WrongPredictions,
+)
+from service.pictures import picture_response, unchanged
+from service.problems import documented
+from service.state import Labelling, Parts, Service
+from service.thumbnails import LARGEST, SMALLEST
+
+router = APIRouter(tags=["labellers"])
+
+IdPath = Annotated[str, Path(max_length=128, description="a novelty's id")]
+StateQuery = Annotated[State, Query(description="what people did with them")]
+LimitQuery = Annotated[int, Query(ge=1, le=200)]
+_PICTURE: dict[str, Any] = {"content": {"image/jpeg": {}, "image/png": {}, "image/webp": {}}}
+
+
+def inbox_of(service: Service) -> Inbox:
+    if service.inbox is None:
+        raise NotFound(
+            "this server keeps no novel images: OPENWORLD_INBOX turns it off, or another server of this data folder "
+            "has the inbox"
+        )
+    return service.inbox
+
+
+@router.get("/novelties", summary="Novel images, last seen first", responses=documented(401, 403, 404, 422))
+async def novelties(
+    service: Parts,
+    key: Labelling,
+    state: StateQuery = "new",
+    limit: LimitQuery = 50,
+    before: Annotated[int | None, Query(ge=0, le=2**63 - 1, description="`next_cursor` of the page before")] = None,
+    group: Annotated[str | None, Query(max_length=128, description="only those that look alike")] = None,
+    version: Annotated[int | None, Query(ge=0, le=10**12, description="only those it answered")] = None,
+    client: Annotated[str | None, Query(max_length=64, description="only those that this key sent")] = None,
+    since: Annotated[AwareDatetime | None, Query(description="only those last seen since, with its time zone")] = None,
+) -> Novelties:
+    """A cursor stays good while others come and go; one that is seen again moves to the front."""
+    inbox = inbox_of(service)
+    only = Only(group, version, client, None if since is None else since.timestamp())
+    return Novelties.of(await asyncio.to_thread(inbox.list, state, limit, before, only))
+
+
+@router.get("/novelties/groups", summary="Novel images by likeness", responses=documented(401, 403, 404, 422))
+async def groups(
+    service: Parts,
+    key: Labelling,
+    state: StateQuery = "new",
+    order: Annotated[GroupOrder, Query(description="largest (then newest) first, or newest first")] = "largest",
+    limit: LimitQuery = 50,
+    before: Annotated[
+        str | None, Query(pattern=r"^[0-9]{1,18}\.[0-9]{1,18}$", description="`next_cursor` of the page before")
+    ] = None,
+) -> NoveltyGroups:
+    """A group does not reshuffle while somebody labels it: what is in it stays, and new ones join."""
+    inbox = inbox_of(service)
+    return NoveltyGroups.of(await asyncio.to_thread(inbox.groups, state, limit, before, order))
+
+
+@router.post(
+    "/novelties/dismiss", summary="Put novelties aside: new to dismissed", responses=documented(401, 403, 404, 422)
+)
+async def dismiss(service: Parts, key: Labelling, body: NoveltyIds) -> Changed:
+    """More of the same folds into them silently. 404 when not one of them is there."""
+    return await _move(service, body.ids, "new", "dismissed")
+
+
+@router.post(
+    "/novelties/restore", summary="Bring novelties back: dismissed to new", responses=documented(401, 403, 404, 422)
+)
+async def restore(service: Parts, key: Labelling, body: NoveltyIds) -> Changed:
+    """404 when not one of them is there."""
+    return await _move(service, body.ids, "dismissed", "new")
+
+
+async def _move(service: Service, ids: Sequence[str], was: State, state: State) -> Changed:
+    moved = await asyncio.to_thread(inbox_of(service).move, ids, was, state)
+    if len(moved.missing) == len(set(ids)):
+        raise NotFound("not one of these novelties is in the inbox: they were deleted, or have aged out")
+    return Changed.of(moved)
+
+
+@router.post(
+    "/novelties",
+    summary="That answer is wrong, or that is novel: put recent predictions into the inbox",
+    responses=documented(401, 403, 404, 422),
+)
+async def keep(service: Parts, key: Labelling, body: WrongPredictions) -> KeptPredictions:
+    """The image itself is kept as new, whatever it was answered. 404 when this server has not one of them any more."""
+    inbox = inbox_of(service)
+    ids = list(dict.fromkeys(body.prediction_ids))
+    found = [replace(one, note=body.note) for id in ids if (one := service.recent.get(id)) is not None]
+    if not found:
+        raise NotFound(
+            "this server has none of these predictions any more: only the last ones are kept, by the server that "
+            "answered (OPENWORLD_RECENT_BYTES)"
+        )
+    kept = await asyncio.to_thread(_keep, inbox, found)
+    had = {one.prediction_id for one in found}
+    answers = [KeptPrediction.of(one.prediction_id, result) for one, result in zip(found, kept, strict=True)]
+    return KeptPredictions(kept=answers, missing=[id for id in ids if id not in had])
+
+
+def _keep(inbox: Inbox, sightings: Sequence[Sighting]) -> list[Kept]:
+    return [inbox.add(sighting, asked=True) for sighting in sightings]
+
+
+@router.get("/novelties/{id}", summary="One novelty", responses=documented(401, 403, 404))
+async def novelty(service: Parts, key: Labelling, id: IdPath) -> NoveltyAnswer:
+    found = await asyncio.to_thread(inbox_of(service).get, id)
+    if found is None:
+        raise _unknown(id)
+    return NoveltyAnswer.of(found)
+
+
+@router.delete(
+    "/novelties/{id}", status_code=204, summary="Forget a novelty, its image too", responses=documented(401, 403, 404)
+)
+async def delete(service: Parts, key: Labelling, id: IdPath) -> None:
+    """Also out of the recent predictions. A copy that was handed in with a task stays: see DELETE /images/{sha256}."""
+    inbox_of(service)
+    if not await forget(service, [id]):
+        raise _unknown(id)
+
+
+@router.get(
+    "/novelties/{id}/image",
+    summary="The image as it was sent",
+    response_class=Response,
+    responses={200: _PICTURE, 304: {"description": "unchanged"}, **documented(401, 403, 404)},
+)
+async def image(request: Request, service: Parts, key: Labelling, id: IdPath) -> Response:
+    data = await asyncio.to_thread(inbox_of(service).read_image, id)
+    etag = f'"{id}"'
+    return unchanged(request, etag) or picture_response(data, id[:12], etag)
+
+
+@router.get(
+    "/novelties/{id}/thumbnail",
+    summary="A small JPEG of it, upright",
+    response_class=Response,
+    responses={
+        200: {"content": {"image/jpeg": {}}},
+        304: {"description": "unchanged"},
+        **documented(401, 403, 404, 413, 422),
+    },
+)
+async def thumbnail(
+    request: Request,
+    service: Parts,
+    key: Labelling,
+    id: IdPath,
+    size: Annotated[int, Query(ge=SMALLEST, le=LARGEST, description="pixels of the longer side, at most")] = 256,
+) -> Response:
+    inbox = inbox_of(service)
+    # Whatever is cached here or there: what was deleted is gone.
+    if await asyncio.to_thread(inbox.get, id) is None:
+        raise _unknown(id)
+    etag = f'"{id}-{size}"'
+    if (same := unchanged(request, etag)) is not None:
+        return same
+    data = await service.thumbnails.get(id, size, inbox.read_image)
+    return picture_response(data, f"{id[:12]}-{size}", etag)
+
+
+def _unknown(id: str) -> NotFound:
+    return NotFound(f"novelty {id[:80]!r} is not in the inbox: it may have been deleted or have aged out")
