@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help test check lint types run demo format
+.PHONY: help test check lint types run demo docs format
 # A recipe that fails must not leave a target that looks finished.
 .DELETE_ON_ERROR:
 
@@ -31,6 +31,9 @@ run: $(STAMP) ## start everything on this machine: server, trainer and queue (Ct
 
 demo: $(STAMP) ## with the service running: teach it, show it something new, label that, and see what it knows
 	$(BIN)/openworld demo
+
+docs: $(STAMP) ## write docs/settings.md anew
+	$(BIN)/python docs/generate.py
 
 format: $(STAMP) ## format the code and fix what can be fixed
 	$(BIN)/ruff check --fix .
