@@ -12,13 +12,17 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-import onnxruntime
 from numpy.typing import NDArray
-from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 
 from models.errors import BackboneError
 from models.evidence import Features
 from models.model import Model, TaskModel
+
+# It reports to its makers unless told not to, and keeps what it could not send in the home folder.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+
+import onnxruntime
+from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 
 log = logging.getLogger(__name__)
 
