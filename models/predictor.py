@@ -54,6 +54,11 @@ class Predictor:
         model, preprocessing = read_model(loaded)
         return cls(loaded.manifest.version, model, preprocessing, runtimes.of(loaded.manifest), limits)
 
+    @property
+    def reference_points(self) -> int:
+        """Held-out scores that the calibrated score is a quantile of."""
+        return len(self.model.calibration.reference)
+
     def decode(self, data: bytes) -> Array:
         """The pixels of one image: (3, H, W)."""
         return load_pixels(data, self.preprocessing, self.limits)

@@ -8,7 +8,22 @@ from importlib.metadata import version
 
 from fastapi import FastAPI
 
-from service import classes, health, images, novelties, predict, tasks, versions
+from service import (
+    classes,
+    docs,
+    explain,
+    health,
+    images,
+    me,
+    novelties,
+    predict,
+    pulse,
+    tasks,
+    version_detail,
+    versions,
+    web,
+)
+from service.gate import Gate
 from service.observe import Observe
 from service.openapi import complete_openapi
 from service.problems import HANDLERS
@@ -43,11 +58,31 @@ def create_app(settings: ServiceSettings) -> FastAPI:
         description=DESCRIPTION,
         lifespan=lifespan,
         exception_handlers=HANDLERS,
+        docs_url=None,  # see service/docs.py
         redoc_url=None,
     )
     app.state.service = service
+    app.state.pulse = pulse.Pulse(service.live)
+    app.state.explainer = explain.Explainer()
+    app.state.console = web.Console()
+    app.add_middleware(Gate, keyring=service.keyring)
     app.add_middleware(Observe, metrics=service.metrics, draining=lambda: service.draining)
-    for part in (predict, novelties, tasks, classes, versions, images, health):
+    for part in (
+        predict,
+        explain,
+        novelties,
+        tasks,
+        classes,
+        versions,
+        version_detail,
+        images,
+        health,
+        me,
+        pulse,
+        docs,
+        web,
+    ):
         app.include_router(part.router)
+    docs.mount_assets(app)
     complete_openapi(app, keys=bool(settings.keys))
     return app

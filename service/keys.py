@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from hmac import compare_digest
 from typing import Literal, get_args
 
+from starlette.requests import HTTPConnection
+
 Role = Literal["predict", "label", "operate"]
 ROLES: frozenset[Role] = frozenset(get_args(Role))
 SHORTEST_SECRET = 16
@@ -50,8 +52,20 @@ class Keyring:
         return found
 
 
+def secret_of(request: HTTPConnection) -> str | None:
+    """What a request shows: `Authorization: Bearer ...` or `X-API-Key: ...`."""
+    scheme, _, secret = request.headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer":
+        return secret.strip()
+    return request.headers.get("x-api-key")
+
+
 def parse_keys(text: str) -> tuple[Key, ...]:
-    """`name:role+role:secret`, comma-separated; a ValueError names the entry by its place, never by its text."""
+    """`name:role+role:secret`, comma-separated.
+
+    A ValueError names an entry by its place, never by a part of its text: who mixes up the order would read their
+    secret in a log.
+    """
     keys: dict[str, Key] = {}
     digests: set[bytes] = set()
     for place, entry in enumerate(filter(None, (part.strip() for part in text.split(","))), start=1):
@@ -60,13 +74,13 @@ def parse_keys(text: str) -> tuple[Key, ...]:
         roles = roles_text.split("+")
         if not re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", name) or not secret:
             raise ValueError(f"key {place} is not name:role+role:secret (a name has letters, digits, _ . -)")
-        if unknown := set(roles) - ROLES:
-            raise ValueError(f"key {name}: unknown role {sorted(unknown)}, choose of {sorted(ROLES)}")
+        if set(roles) - ROLES:
+            raise ValueError(f"key {place} has an unknown role: choose of {', '.join(sorted(ROLES))}, joined by +")
         if len(secret) < SHORTEST_SECRET:
-            raise ValueError(f"key {name}: a secret has at least {SHORTEST_SECRET} characters: openssl rand -hex 24")
+            raise ValueError(f"key {place}: a secret has at least {SHORTEST_SECRET} characters: openssl rand -hex 24")
         digest = _digest(secret)
         if name in keys or digest in digests:
-            raise ValueError(f"key {name}: every key needs a name and a secret of its own")
+            raise ValueError(f"key {place}: every key needs a name and a secret of its own")
         digests.add(digest)
         keys[name] = Key(name, frozenset(role for role in ROLES if role in roles), digest)
     return tuple(keys.values())

@@ -153,7 +153,7 @@ class Live:
         self.since = datetime.now(UTC)
         self._pinned.pop(version.version, None)
         self._metrics.swaps.inc()
-        self._metrics.serving(version.version, sha256)
+        self._metrics.serving(version.version, sha256, version.reference_points)
         log.info("version %d answers, in place of %d", version.version, before.version)
 
     def _failed(self, version: int | None, error: Exception) -> None:

@@ -7,12 +7,16 @@ that have not served for a while are dropped (`KEPT_VERSIONS`).
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
+from prometheus_client.registry import Collector
 
 from models.errors import Damage
+from service.drift import ScoreDrift
 from service.inbox import DropReason
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -30,7 +34,7 @@ DROPPED: tuple[DropReason, ...] = ("rate", "too_large", "unreadable", "queue", "
 class Metrics:
     """One set a server; series whose labels are known beforehand start at zero, so that rates have a beginning."""
 
-    def __init__(self) -> None:
+    def __init__(self, drift: ScoreDrift | None = None) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each, which nobody asks for
         self.registry = registry = CollectorRegistry()
         ProcessCollector(registry=registry)
@@ -57,6 +61,11 @@ class Metrics:
         self.calibrated_score = histogram(
             "calibrated_score", "Quantile of an image's score among held-out known images", QUANTILES, "version"
         )
+        self.reference_points = gauge(
+            "score_reference_points", "Held-out scores that the calibrated score is a quantile of, 256 at most"
+        )
+        self._drift = drift or ScoreDrift()
+        registry.register(_DriftCollector(self._drift))
         self.stage_seconds = histogram(
             "stage_duration_seconds",
             "Time in a stage: read (a request's body), decode (an image), queue (an image), score (a batch)",
@@ -87,6 +96,7 @@ class Metrics:
             self.novelties_dropped.labels(dropped)
         self._served: deque[str] = deque(maxlen=KEPT_VERSIONS)  # the versions that have series, last used last
         self._clients: set[str] = set()
+        self._serving = 0  # the version that answers; 0: nothing is learned, and no score means anything
 
     def predicted(self, outcome: str, version: int, client: str, calibrated_score: float | None = None) -> None:
         """One image was answered."""
@@ -95,9 +105,14 @@ class Metrics:
         self.predictions.labels(outcome, label, client).inc()
         if calibrated_score is not None:
             self.calibrated_score.labels(label).observe(calibrated_score)
+            if version and version == self._serving:
+                self._drift.observe(calibrated_score)
 
-    def serving(self, version: int, sha256: str) -> None:
+    def serving(self, version: int, sha256: str, reference_points: int = 0) -> None:
         """Another version answers from now on."""
+        self._serving = version
+        self._drift.reset()
+        self.reference_points.set(reference_points)
         self.model_info.clear()
         self.model_info.labels(self._version(version), sha256).set(1)
 
@@ -120,3 +135,26 @@ class Metrics:
 
     def text(self) -> bytes:
         return generate_latest(self.registry)
+
+
+class _DriftCollector(Collector):
+    """The index is absent, not NaN, while there are too few scores.
+
+    What is absent fires no alert and falls out of sums and averages over the replicas, which a NaN would spoil;
+    Prometheus ends the series at the next scrape, so that after a swap nobody sees the index of the version before.
+    """
+
+    def __init__(self, drift: ScoreDrift) -> None:
+        self._drift = drift
+
+    def collect(self) -> Iterator[Metric]:
+        index = GaugeMetricFamily(
+            "openworld_score_drift_psi",
+            "Population stability index of the calibrated scores against the uniform; absent while they are too few",
+        )
+        if (value := self._drift.index) is not None:
+            index.add_metric([], value)
+        yield index
+        yield GaugeMetricFamily(
+            "openworld_score_drift_samples", "Scores that the index is taken over", value=self._drift.samples
+        )

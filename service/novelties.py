@@ -80,7 +80,7 @@ async def groups(
 
 
 @router.post(
-    "/novelties/dismiss", summary="Put novelties aside: new to dismissed", responses=documented(401, 403, 404, 422)
+    "/novelties/dismiss", summary="Put novelties aside: new to dismissed", responses=documented(400, 401, 403, 404, 422)
 )
 async def dismiss(service: Parts, key: Labelling, body: NoveltyIds) -> Changed:
     """More of the same folds into them silently. 404 when not one of them is there."""
@@ -88,7 +88,9 @@ async def dismiss(service: Parts, key: Labelling, body: NoveltyIds) -> Changed:
 
 
 @router.post(
-    "/novelties/restore", summary="Bring novelties back: dismissed to new", responses=documented(401, 403, 404, 422)
+    "/novelties/restore",
+    summary="Bring novelties back: dismissed to new",
+    responses=documented(400, 401, 403, 404, 422),
 )
 async def restore(service: Parts, key: Labelling, body: NoveltyIds) -> Changed:
     """404 when not one of them is there."""
@@ -105,7 +107,7 @@ async def _move(service: Service, ids: Sequence[str], was: State, state: State) 
 @router.post(
     "/novelties",
     summary="That answer is wrong, or that is novel: put recent predictions into the inbox",
-    responses=documented(401, 403, 404, 422),
+    responses=documented(400, 401, 403, 404, 422),
 )
 async def keep(service: Parts, key: Labelling, body: WrongPredictions) -> KeptPredictions:
     """The image itself is kept as new, whatever it was answered. 404 when this server has not one of them any more."""
@@ -127,7 +129,7 @@ def _keep(inbox: Inbox, sightings: Sequence[Sighting]) -> list[Kept]:
     return [inbox.add(sighting, asked=True) for sighting in sightings]
 
 
-@router.get("/novelties/{id}", summary="One novelty", responses=documented(401, 403, 404))
+@router.get("/novelties/{id}", summary="One novelty", responses=documented(401, 403, 404, 422))
 async def novelty(service: Parts, key: Labelling, id: IdPath) -> NoveltyAnswer:
     found = await asyncio.to_thread(inbox_of(service).get, id)
     if found is None:
@@ -136,7 +138,10 @@ async def novelty(service: Parts, key: Labelling, id: IdPath) -> NoveltyAnswer:
 
 
 @router.delete(
-    "/novelties/{id}", status_code=204, summary="Forget a novelty, its image too", responses=documented(401, 403, 404)
+    "/novelties/{id}",
+    status_code=204,
+    summary="Forget a novelty, its image too",
+    responses=documented(401, 403, 404, 422),
 )
 async def delete(service: Parts, key: Labelling, id: IdPath) -> None:
     """Also out of the recent predictions. A copy that was handed in with a task stays: see DELETE /images/{sha256}."""
@@ -149,7 +154,7 @@ async def delete(service: Parts, key: Labelling, id: IdPath) -> None:
     "/novelties/{id}/image",
     summary="The image as it was sent",
     response_class=Response,
-    responses={200: _PICTURE, 304: {"description": "unchanged"}, **documented(401, 403, 404)},
+    responses={200: _PICTURE, 304: {"description": "unchanged"}, **documented(401, 403, 404, 422)},
 )
 async def image(request: Request, service: Parts, key: Labelling, id: IdPath) -> Response:
     data = await asyncio.to_thread(inbox_of(service).read_image, id)

@@ -25,7 +25,7 @@ _NOVELTY: dict[str, Any] = {
     "first_seen": "2025-01-01T12:00:00Z",
     "last_seen": "2025-01-01T12:00:07Z",
     "count": 3,
-    "label": None,
+    "label": "apple",
     "version": 7,
     "score": -19.8,
     "calibrated_score": 0.01,
@@ -36,7 +36,7 @@ _NOVELTY: dict[str, Any] = {
     "bytes": 48213,
     "width": 640,
     "height": 480,
-    "note": None,
+    "note": "a quince, not an apple",
 }
 
 

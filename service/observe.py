@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 import re
 import secrets
 import time
@@ -11,17 +12,19 @@ from typing import Any
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from service.errors import Abandoned
 from service.metrics import REJECTED, Metrics
 from service.problems import INTERNAL, problem_of, respond
 
 log = logging.getLogger("openworld.requests")
 
+_random = random.Random(secrets.randbits(128))  # an id is no secret, and asking the kernel for each is slow
 _GIVEN_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 def new_id() -> str:
     """Ordered by time, so that ids sort as they were given; unique without asking anybody."""
-    return f"{time.time_ns() // 1_000_000:012x}{secrets.token_hex(6)}"
+    return f"{time.time_ns() // 1_000_000:012x}{_random.getrandbits(48):012x}"
 
 
 class Observe:
@@ -49,7 +52,11 @@ class Observe:
                 if self._draining():
                     # So that the client's next request goes to a server that stays.
                     headers.append((b"connection", b"close"))
-            await send(message)
+            try:
+                await send(message)
+            except (OSError, RuntimeError) as error:  # the connection is closed: uvloop says so with the latter
+                log.debug("nobody to answer: %s", error)
+                scope["error"], status = Abandoned("the client went away before its answer"), 0
 
         try:
             await self._app(scope, receive, observed)
@@ -67,7 +74,7 @@ class Observe:
         self._metrics.requests.labels(route, code).inc()
         self._metrics.request_seconds.labels(route).observe(seconds)
         error = scope.get("error")
-        reason = problem_of(error).code if error is not None and status else None
+        reason = problem_of(error).code if error is not None else None
         if reason in REJECTED:
             self._metrics.rejected.labels(reason).inc()
         # Who only looks, looks often: probes, a page that follows a task. Failures are worth a line whoever asks.

@@ -16,6 +16,7 @@ from service.errors import Abandoned, DeadlinePassed
 from service.inbox import Sighting
 from service.observe import new_id
 from service.problems import documented, problem_of
+from service.pulse import pulse_of
 from service.schemas import Base64Images, Failure, ImageProblem, Prediction, Predictions
 from service.served import Served
 from service.state import Parts, Predicting, Service
@@ -70,7 +71,12 @@ async def predict(
         service.rate_limiter.take(key, len(images))
         served = await service.live.get(version)
         work = _answer_all(service, served, images, key.name, deadline)
-        predictions = await _while_wanted(request, work, deadline)
+        try:
+            predictions = await _while_wanted(request, work, deadline)
+        except ImageError:
+            pulse_of(request).unreadable(len(images))
+            raise
+    pulse_of(request).answered(predictions, time.monotonic() + seconds - deadline)
     request.scope.setdefault("log_fields", {}).update(images=len(images), version=served.version)
     return Response(
         Predictions.model_construct(predictions=predictions).model_dump_json(), media_type="application/json"

@@ -127,7 +127,7 @@ async def on_invalid(request: Request, error: Exception) -> JSONResponse:
     return respond(problem, request)
 
 
-_HTTP_CODES = {404: "not_found", 405: "method_not_allowed"}
+_HTTP_CODES = {404: "not_found", 405: "method_not_allowed", 413: "body_too_large"}
 
 
 async def on_http_error(request: Request, error: Exception) -> JSONResponse:

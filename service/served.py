@@ -18,6 +18,10 @@ class Served(Protocol):
     @property
     def version(self) -> int: ...
 
+    @property
+    def reference_points(self) -> int:
+        """Held-out scores that the calibrated score is a quantile of."""
+
     def decode(self, data: bytes) -> Array:
         """Bytes to what `score` takes; an ImageError when they are not a picture."""
 
@@ -29,6 +33,7 @@ class NothingYet:
     """Before the first task: everything is novel, but a broken picture is still a broken picture."""
 
     version = 0
+    reference_points = 0
 
     def __init__(self, limits: ImageLimits) -> None:
         self._limits = limits

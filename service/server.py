@@ -18,6 +18,7 @@ import uvicorn
 
 from models.errors import OpenWorldError
 from service.app import create_app
+from service.protocol import BoundedHeaders
 from service.settings import ServiceSettings
 from service.state import Service
 
@@ -63,6 +64,7 @@ def serve(settings: ServiceSettings) -> int:
         app,
         host=settings.host,
         port=settings.port,
+        http=BoundedHeaders,
         log_config=None,
         access_log=False,
         server_header=False,

@@ -66,6 +66,9 @@ class ServiceSettings(BaseSettings):
         64 * MIB, ge=0, description="bytes of the last images answered, in memory, for people to correct; 0: none"
     )
 
+    drift_window: int = Field(2000, ge=10, description="scores that drift is measured over, of the last hour")
+    drift_minimum: int = Field(200, ge=10, description="scores without which nothing is said about drift")
+
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="what to log")
     log_format: Literal["auto", "json", "text"] = Field("auto", description="auto: text on a terminal, else JSON")
 
@@ -85,6 +88,8 @@ class ServiceSettings(BaseSettings):
             raise ValueError("max_images must not be larger than queue_limit: such a request could never be answered")
         if self.max_image_bytes > self.max_body:
             raise ValueError("max_image_bytes must not be larger than max_body: such an image could never be sent")
+        if self.drift_minimum > self.drift_window:
+            raise ValueError("drift_minimum must not be larger than drift_window: there would never be enough scores")
         return self
 
     @property

@@ -15,10 +15,11 @@ from models.runtimes import Runtimes
 from models.store import VersionStore
 from service.admission import Admission, RateLimiter
 from service.bodies import BodyLimits
+from service.drift import ScoreDrift
 from service.engine import Engine
 from service.errors import Forbidden, NoQueue, Unauthorized
 from service.inbox import Inbox, InboxLimits, InboxWriter
-from service.keys import Key, Keyring, Role
+from service.keys import Key, Keyring, Role, secret_of
 from service.live import Live
 from service.metrics import Metrics
 from service.recent import Recent
@@ -37,7 +38,7 @@ class Service:
 
     def __init__(self, settings: ServiceSettings) -> None:
         self.settings = settings
-        self.metrics = Metrics()
+        self.metrics = Metrics(ScoreDrift(settings.drift_window, settings.drift_minimum))
         self.keyring = Keyring(settings.keys)
         self.engine = Engine(settings.max_batch, self.metrics)
         self.admission = Admission(settings.queue_limit, settings.memory_limit, lambda: self.engine.seconds_per_image)
@@ -155,19 +156,11 @@ async def service_of(request: Request) -> Service:
 Parts = Annotated[Service, Depends(service_of)]
 
 
-def _secret(request: Request) -> str | None:
-    """`Authorization: Bearer ...` or `X-API-Key: ...`."""
-    scheme, _, secret = request.headers.get("authorization", "").partition(" ")
-    if scheme.lower() == "bearer":
-        return secret.strip()
-    return request.headers.get("x-api-key")
-
-
 def holder_of(role: Role | None = None) -> Callable[..., Awaitable[Key]]:
     """A dependency: whoever sends the request, provided that they hold the role, or with None any key."""
 
     async def holder(request: Request, service: Parts) -> Key:
-        key = service.keyring.holder(_secret(request))
+        key = service.keyring.holder(secret_of(request))
         if key is None:
             raise Unauthorized("send a key that this server knows: Authorization: Bearer <key>")
         if role is not None and role not in key.roles:

@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import Callable, Collection
+from collections.abc import AsyncGenerator, Callable, Collection
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import Request
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.datastructures import UploadFile
-from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect
 
-from models.errors import StoreError
+from models.errors import BatchError, StoreError
 from service.errors import Abandoned, BadRequest, BodyTooLarge, UnsupportedBody
+from service.forms import read_form
 from tasks.batch import BatchCheck, BatchLimits, LabelledBatch
+from tasks.class_names import shown
 from tasks.sources import load_batch
 
 MAX_JSON = 32 * 2**20
@@ -58,18 +59,8 @@ async def read_batch(
 
 
 async def _form(request: Request, known: Collection[str], limits: BatchLimits) -> LabelledBatch:
-    parser = MultiPartParser(
-        request.headers,
-        _bounded(request, limits.max_bytes + 2**20 + 512 * limits.max_images),
-        max_files=limits.max_images,
-        max_fields=limits.max_images,
-    )
-    try:
-        form = await parser.parse()
-    except MultiPartException as error:
-        raise BadRequest(f"the multipart form cannot be read: {error.message}") from error
-    except (KeyError, ValueError, AssertionError) as error:
-        raise BadRequest("the multipart form cannot be read: it has no boundary, or a part is malformed") from error
+    chunks = _bounded(request, limits.max_bytes + 2**20 + 512 * limits.max_images)
+    form = await read_form(request, chunks, max_files=limits.max_images, in_memory=False)
     try:
         return await asyncio.to_thread(_check_form, form.multi_items(), known, limits)
     finally:
@@ -93,13 +84,19 @@ async def _zip(request: Request, known: Collection[str], limits: BatchLimits) ->
         async for chunk in _bounded(request, limits.max_bytes):
             await asyncio.to_thread(file.write, chunk)
         file.flush()
-        return await asyncio.to_thread(load_batch, Path(file.name), known, limits)
+        try:
+            return await asyncio.to_thread(load_batch, Path(file.name), known, limits)
+        except BatchError as error:
+            # Where the server keeps its files is nobody's business.
+            raise BatchError([line.replace(shown(file.name), "the zip") for line in error.problems]) from error
 
 
 async def _labels(
     request: Request, known: Collection[str], limits: BatchLimits, find: Find
 ) -> tuple[LabelledBatch, list[str]]:
     body = b"".join([chunk async for chunk in _bounded(request, MAX_JSON)])
+    if body.count(b",") > limits.max_images + limits.max_classes:
+        raise BodyTooLarge(f"a batch may have {limits.max_images} images: split it")
     try:
         labels = Labels.model_validate_json(body)
     except ValidationError as error:
@@ -129,7 +126,7 @@ def _check_labels(labels: Labels, known: Collection[str], limits: BatchLimits, f
     return check.finish()
 
 
-async def _bounded(request: Request, limit: int) -> Any:
+async def _bounded(request: Request, limit: int) -> AsyncGenerator[bytes, None]:
     seen = 0
     async for chunk in request.stream():
         seen += len(chunk)

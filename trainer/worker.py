@@ -171,7 +171,7 @@ class Worker:
 
     @contextmanager
     def _renewing(self, lease: Lease) -> Iterator[_Watch]:
-        watch = _Watch(lease, self._stopping, self._metrics)
+        watch = _Watch(lease, self._stopping, self._metrics, self._queue)
         thread = threading.Thread(target=watch.renew, args=(self._queue.lease_seconds / RENEWALS,), daemon=True)
         thread.start()
         try:
@@ -184,8 +184,8 @@ class Worker:
 class _Watch:
     """Between the learner, the lease and the signals: renews, reports, and stops the learner when it must."""
 
-    def __init__(self, lease: Lease, stopping: threading.Event, metrics: WorkerMetrics) -> None:
-        self._lease, self._stopping, self._metrics = lease, stopping, metrics
+    def __init__(self, lease: Lease, stopping: threading.Event, metrics: WorkerMetrics, queue: TaskQueue) -> None:
+        self._lease, self._stopping, self._metrics, self._queue = lease, stopping, metrics, queue
         self.done = threading.Event()
         self._cancelled, self._lost = threading.Event(), threading.Event()
         self._reported = 0.0
@@ -195,6 +195,12 @@ class _Watch:
         """In a thread of its own, because an epoch may be longer than a lease."""
         while not self.done.wait(every):
             self._ask(self._lease.renew)
+            self._ask(self._count)
+
+    def _count(self) -> bool:
+        """What waits grows meanwhile, and the task at hand gets older: that is how a stalled queue is noticed."""
+        self._metrics.watch(self._queue)
+        return False
 
     def heard(self, event: Event) -> None:
         """The learner has finished a unit of work."""

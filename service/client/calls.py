@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 from urllib.parse import quote
 
 import httpx2 as httpx
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from models.errors import OpenWorldError
 from service.inbox.records import State
@@ -22,6 +22,7 @@ URL = "http://127.0.0.1:8000"
 TIMEOUT = 30.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0  # seconds between attempts when the server did not say
 WAIT_FOR = {429, 503}
+SHORTEST_ATTEMPT = 0.05
 
 Image = bytes | Path
 Outcome = httpx.Response | httpx.TransportError
@@ -53,14 +54,14 @@ class Call(Generic[M]):
     arguments: Mapping[str, Any]
     timeout: float
 
-    def attempts(self) -> Generator[float, Outcome, M]:
-        """When to try again and when to give up, without a word on how: yields the pause before each attempt.
+    def attempts(self) -> Generator[tuple[float, float], Outcome, M]:
+        """When to try again and when to give up: yields the pause before an attempt, and how long that may take.
 
         Both clients drive it, so that what waits and what does not is decided once.
         """
         end, pause, wait = time.monotonic() + self.timeout, FIRST_PAUSE, 0.0
         while True:
-            outcome = yield wait
+            outcome = yield wait, max(end - time.monotonic() - wait, SHORTEST_ATTEMPT)
             if isinstance(outcome, httpx.Response) and outcome.status_code not in WAIT_FOR:
                 return self._parse(outcome)
             # A little chance, so that a thousand robots do not come back in the same instant.
@@ -72,9 +73,12 @@ class Call(Generic[M]):
                 raise Unreachable(f"no answer in {self.timeout:g} s ({outcome}): is the server running?") from outcome
 
     def _parse(self, response: httpx.Response) -> M:
-        if response.is_success:
+        if not response.is_success:
+            raise _refusal(response)
+        try:
             return self.kind.model_validate_json(response.content)
-        raise _refusal(response)
+        except ValidationError as error:
+            raise ApiError(response.status_code, "unknown", f"not an answer of ours: {response.text[:200]}") from error
 
 
 def _retry_after(outcome: Outcome) -> float | None:

@@ -82,16 +82,16 @@ class Client:
 
     def _send(self, call: Call[M]) -> M:
         attempts = call.attempts()
-        wait = next(attempts)
+        wait, timeout = next(attempts)
         while True:
             time.sleep(wait)
             outcome: calls.Outcome
             try:
-                outcome = self._http.request(call.method, call.path, timeout=call.timeout, **call.arguments)
+                outcome = self._http.request(call.method, call.path, timeout=timeout, **call.arguments)
             except httpx.TransportError as error:
                 outcome = error
             try:
-                wait = attempts.send(outcome)
+                wait, timeout = attempts.send(outcome)
             except StopIteration as done:
                 answer: M = done.value
                 return answer

@@ -1,0 +1,65 @@
+"""The peers' own virtual environments, under build/peers: their requirements never meet ours."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PEERS = ROOT / "build" / "peers"
+STAMP = "installed.txt"
+INSTALL_SECONDS = 900
+# The event loop and the parser that our server has: not every peer asks for them, and all of them are faster with.
+FAST_HTTP = ("uvloop", "httptools")
+REQUIREMENTS = {"litserve": ("litserve", *FAST_HTTP), "bentoml": ("bentoml", *FAST_HTTP)}
+ASK_VERSIONS = """
+import json, sys
+from importlib.metadata import PackageNotFoundError, version
+found = {}
+for name in sys.argv[1:]:
+    try:
+        found[name] = version(name)
+    except PackageNotFoundError:
+        pass
+print(json.dumps(found))
+"""
+
+
+class PeerUnavailable(Exception):
+    """The peer cannot be measured here; says why."""
+
+
+def install(name: str) -> Path:
+    """The Python of the peer's environment, made when it is not there, with this project's light base inside."""
+    folder = PEERS / name
+    python = folder / "bin" / "python"
+    wanted = " ".join(REQUIREMENTS[name])
+    stamp = folder / STAMP
+    if stamp.is_file() and stamp.read_text() == wanted and python.exists():
+        return python
+    pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    for command in ([sys.executable, "-m", "venv", str(folder)], [*pip, *REQUIREMENTS[name], "--editable", str(ROOT)]):
+        _run(command)
+    stamp.write_text(wanted)  # last: a half-made environment has none and is completed
+    return python
+
+
+def _run(command: Sequence[str]) -> None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise PeerUnavailable(str(error)) from error
+    if done.returncode:
+        lines = [line for line in done.stderr.splitlines() if line.strip() and not line.startswith("WARNING")]
+        raise PeerUnavailable(f"{' '.join(command[1:4])} failed: {' '.join(lines[-3:]) or done.returncode}")
+
+
+def versions(python: Path | str, packages: Sequence[str]) -> dict[str, str]:
+    """The versions of those packages that an environment has."""
+    command = [str(python), "-c", ASK_VERSIONS, *packages]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    found: dict[str, str] = json.loads(done.stdout)
+    return found

@@ -1,0 +1,154 @@
+"""The measuring: each contender alone on the machine, in rounds, because machines are noisy.
+
+What else ran meanwhile is measured too (`others`, in cores): a figure taken while somebody compiled is not worth much.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil  # type: ignore[import-untyped]
+
+from benchmarks.serving import contenders
+from benchmarks.serving.contenders import Contender, Variant
+from benchmarks.serving.figures import Measured
+from benchmarks.serving.load import FIELD, HOST, PATH
+from benchmarks.serving.peers import ROOT
+from benchmarks.serving.process import NotServing, Running, free_port, running
+from benchmarks.serving.wire import form_request, raw_request
+from benchmarks.serving.workload import Workload
+
+SPARE_SECONDS = 90  # that a measuring process may take beside what it measures
+BAR = ("sequential", "overlapped")  # the bare loops that the service is held against
+TRIAL_SHARE = 0.5  # of the seconds, for the choice of a peer's settings
+
+Figures = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What all measurements of a run have in common."""
+
+    workload: Workload
+    work: Path
+    seconds: float
+    clients: int
+    say: Callable[[str], None]
+    logs: dict[str, Path] = field(default_factory=dict)
+
+    @property
+    def warm(self) -> float:
+        return max(1.0, self.seconds / 5)
+
+    def log(self, name: str) -> Path:
+        return self.logs.setdefault(name, self.work / f"{name}.log")
+
+
+def bare(plan: Plan, threads: int, decoders: int, batch: int) -> Figures:
+    """The loop without a server, in a process of its own."""
+    words = ["--data", str(plan.workload.data), "--images", str(plan.workload.images)]
+    words += ["--threads", str(threads), "--decoders", str(decoders), "--batch", str(batch)]
+    others = Others()
+    found: Figures = _tool("benchmarks.serving.bare", words, plan.warm, plan.seconds, windows=4)
+    best = max(BAR, key=lambda name: float(found[name]["images_per_second"]))
+    taken, _ = others.end()
+    return {**found, "fastest": best, **found[best], "others": taken}
+
+
+def serve(plan: Plan, contender: Contender, variant: Variant) -> Figures:
+    """One contender, idle and saturated."""
+    with _started(plan, contender, variant) as server:
+        _load(plan, contender, server, plan.clients, plan.warm, 0.1)  # every worker has seen a batch
+        idle = _load(plan, contender, server, 1, plan.warm, plan.seconds)
+        saturated = _load(plan, contender, server, plan.clients, plan.warm, plan.seconds)
+        if not (idle["images"] and saturated["images"]):
+            raise NotServing(f"no image was answered in {plan.seconds:g} s: {idle['errors'] | saturated['errors']}")
+        return {"start_seconds": server.start_seconds, "idle": idle, "saturated": saturated}
+
+
+def choose(plan: Plan, contender: Contender) -> tuple[Variant, list[Figures]]:
+    """The settings with which a peer answers most images a second, and all that were tried."""
+    tried: list[tuple[Variant, Figures]] = []
+    if len(contender.variants) == 1:
+        return contender.variants[0], []
+    for variant in contender.variants:
+        plan.say(f"{contender.name}: trying {dict(variant.settings)}")
+        entry: Figures = {"settings": dict(variant.settings)}
+        try:
+            with _started(plan, contender, variant) as server:
+                entry |= _load(plan, contender, server, plan.clients, plan.warm, TRIAL_SHARE * plan.seconds)
+        except NotServing as error:
+            entry["failed"] = str(error)
+        tried.append((variant, entry))
+    working = [pair for pair in tried if pair[1].get("images")]
+    if not working:
+        raise NotServing(f"with no settings: {tried[0][1].get('failed', 'no image was answered')}")
+    best = max(working, key=lambda pair: pair[1]["images_per_second"])[0]
+    return best, [entry for _, entry in tried]
+
+
+def _started(plan: Plan, contender: Contender, variant: Variant) -> Any:
+    port = free_port()
+    host, image = f"{HOST}:{port}", plan.workload.first()
+    request = form_request(host, PATH, image, FIELD) if contender.form else raw_request(host, PATH, image)
+    environment = contenders.environment(variant, plan.workload.data, port, plan.work / "home")
+    return running(variant.command, environment, port, request, plan.log(contender.name), ROOT)
+
+
+def _load(plan: Plan, contender: Contender, server: Running, clients: int, warm: float, seconds: float) -> Figures:
+    words = ["--port", str(server.port), "--images", str(plan.workload.images), "--clients", str(clients)]
+    words += ["--form"] if contender.form else []
+    others = Others(server.cpu_seconds)
+    measured = Measured.from_dict(_tool("benchmarks.serving.load", words, warm, seconds))
+    taken, cpu = others.end()
+    # Robust where images a second are not: what others take of the machine hardly changes it.
+    cpu_ms = round(1000 * cpu / max(measured.answered, 1), 3)
+    return measured.to_dict() | {"cpu_ms_per_image": cpu_ms, "others": taken}
+
+
+def _tool(module: str, words: Sequence[str], warm: float, seconds: float, windows: int = 1) -> Any:
+    """The last line that a measuring process prints."""
+    command = [sys.executable, "-m", module, *words, "--warm", str(warm), "--seconds", str(seconds)]
+    limit = windows * (warm + seconds) + SPARE_SECONDS
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, timeout=limit, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+class Others:
+    """How many cores were taken by what is no part of this benchmark, from its making to `end`."""
+
+    def __init__(self, server_cpu: Callable[[], float] = lambda: 0.0) -> None:
+        self._server_cpu = server_cpu
+        self._started, self._busy, self._own, self._server = time.monotonic(), _busy(), _own(), server_cpu()
+
+    def end(self) -> tuple[float, float]:
+        """The cores that others took, and the server's CPU seconds."""
+        seconds = time.monotonic() - self._started
+        server = self._server_cpu() - self._server
+        taken = (_busy() - self._busy) - (_own() - self._own) - server
+        return round(max(0.0, taken / seconds), 2), server
+
+
+def _busy() -> float:
+    """CPU seconds that the machine did not spend idle, over all cores."""
+    times = psutil.cpu_times()
+    return float(sum(times) - times.idle - getattr(times, "iowait", 0.0) - getattr(times, "guest", 0.0))
+
+
+def _own() -> float:
+    """CPU seconds of this process and of the children that have ended."""
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + children.ru_utime + children.ru_stime
+
+
+def cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,107 @@
+"""What is served and what is asked: a data folder with a learned model, and images with the answers they should get."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.serving import pictures
+from benchmarks.serving.load import EXPECTED
+from models.store import VersionStore
+
+TASKS = (("moss", "slate", "rust"), ("sand", "reed", "ember"), ("frost", "clay", "plum"))
+STRANGER = "tide"  # a class that is never learned
+LEARNED_FROM, ASKED = range(12), range(100, 107)
+MOST_IMAGES = 256
+COMMAND_SECONDS = 900
+# Served, or needed to serve: a robot's images and its inbox may be many gigabytes, and no contender reads them.
+SERVED = ("CURRENT", "promotions.jsonl", "backbone.json", "backbone.safetensors", "versions", "graphs")
+# Quick rather than good: the speed is the same whatever was learned, but it needs a model of three tasks.
+QUICK = {
+    "OPENWORLD_BACKBONE": "tf_efficientnet_lite0",
+    "OPENWORLD_EPOCHS": "2",
+    "OPENWORLD_BACK_EPOCHS": "2",
+    "OPENWORLD_HOLD_OUT_FROM": "2",
+    "OPENWORLD_GATE_ACCURACY": "1",
+    "OPENWORLD_GATE_AUC": "1",
+}
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A data folder of the benchmark's own, and a folder of JPEG files with `expected.json`."""
+
+    data: Path
+    images: Path
+
+    def first(self) -> bytes:
+        return next(iter(sorted(self.images.glob("*.jpg")))).read_bytes()
+
+    def facts(self) -> dict[str, Any]:
+        expected: dict[str, str | None] = json.loads((self.images / EXPECTED).read_bytes())
+        sizes = [(self.images / name).stat().st_size for name in expected]
+        store = VersionStore(self.data)
+        manifest = store.manifest(store.current() or 0)
+        return {
+            "images": len(sizes),
+            "mean_bytes": round(sum(sizes) / len(sizes)),
+            "novel_share": round(sum(label is None for label in expected.values()) / len(expected), 3),
+            "backbone": manifest.backbone["name"],
+            "tasks": len(manifest.tasks),
+            "classes": len(manifest.classes),
+        }
+
+
+def prepare(work: Path, data: Path | None, images: Path | None) -> Workload:
+    """The folders given, copied as far as they are needed; what is not given is made."""
+    made = work / "made"
+    asked: Sequence[Path]
+    if data is None:
+        for number, classes in enumerate(TASKS):
+            pictures.write(made / f"task {number}", classes, LEARNED_FROM)
+            _openworld("learn", str(made / f"task {number}"), "--data", str(work / "data"), **QUICK)
+    else:
+        _copy(data, work / "data")
+    if images is None:
+        names = [name for task in TASKS for name in task] + [STRANGER]
+        asked = [path for paths in pictures.write(made / "asked", names, ASKED).values() for path in paths]
+    else:
+        found = sorted(path for path in images.rglob("*") if path.suffix.lower() in {".jpg", ".jpeg"})
+        asked = found[:: len(found) // MOST_IMAGES + 1]
+        if not asked:
+            raise SystemExit(f"no JPEG files in {images}")
+    target = work / "images"
+    target.mkdir()
+    for number, path in enumerate(asked):
+        shutil.copyfile(path, target / f"{number:04d}.jpg")
+    printed = _openworld("predict", str(target), "--data", str(work / "data"), "--json")
+    answers = [json.loads(line) for line in printed.splitlines()]
+    expected = {Path(answer["file"]).name: answer["label"] for answer in answers}
+    (target / EXPECTED).write_text(json.dumps(expected))
+    return Workload(work / "data", target)
+
+
+def _copy(source: Path, target: Path) -> None:
+    """The service keeps novel images in its data folder: it gets a folder of its own."""
+    target.mkdir()
+    for name in SERVED:
+        if (source / name).is_dir():
+            shutil.copytree(source / name, target / name)
+        else:
+            shutil.copyfile(source / name, target / name)
+
+
+def _openworld(*words: str, **environment: str) -> str:
+    command = [sys.executable, "-m", "openworld", *words]
+    settings = {name: value for name, value in os.environ.items() if not name.startswith("OPENWORLD_")}
+    done = subprocess.run(
+        command, env={**settings, **environment}, stdout=subprocess.PIPE, text=True, check=True, timeout=COMMAND_SECONDS
+    )
+    return done.stdout

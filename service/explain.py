@@ -1,0 +1,182 @@
+"""POST /explain: the evidence behind an answer, task by task and class by class, for people who wonder why.
+
+Far more to write down than an answer, and asked by people, not by robots: one at a time, in a thread of its own, so
+that the engine and the event loop have theirs for /predict.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Any
+
+import numpy as np
+from fastapi import APIRouter, Query, Request
+from pydantic import BaseModel, Field
+
+from models.answer import NOTHING_KNOWN, Answer, answer
+from models.errors import ImageError
+from models.evidence import Evidence, gather
+from models.model import Model
+from models.predictor import Array, Predictor
+from models.rules import log_class_probabilities, log_coefficient
+from service.bodies import BodyLimits, read_images
+from service.errors import DeadlinePassed
+from service.problems import documented
+from service.served import Served
+from service.state import Parts, Predicting, Service
+
+router = APIRouter(tags=["people"])
+
+_IMAGE = {"schema": {"type": "string", "format": "binary"}}
+BODY: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "description": "One image as it is",
+        "content": {"image/jpeg": _IMAGE, "image/png": _IMAGE, "image/webp": _IMAGE},
+    }
+}
+
+
+class ClassEvidence(BaseModel):
+    """What speaks for one class."""
+
+    name: str
+    label: str | None = Field(description="what it is answered as: another class after a merge, null when retired")
+    probability: float = Field(description="p(class | image, task), with `ood` in the denominator")
+    distance: float = Field(description="Mahalanobis, among the task's own features")
+    frozen_distance: float = Field(description="Mahalanobis, among the frozen backbone's features")
+    score: float = Field(description="log of the rule's score; the largest of all classes is the answer's")
+
+
+class TaskEvidence(BaseModel):
+    """What one task's network says."""
+
+    task: int
+    p_ood: float = Field(description="probability of its head's `ood` output: of none of its classes")
+    p_known: float = Field(description="probability that the image is of this task, by head and distance")
+    coefficient: float = Field(description="s(x), the inverse of its smallest distance")
+    classes: list[ClassEvidence]
+
+
+class Explanation(BaseModel):
+    """An answer and all that led to it."""
+
+    version: int = Field(description="the version that was asked; 0 while nothing is learned")
+    label: str | None
+    novel: bool
+    score: float | None
+    threshold: float | None = Field(description="a score below it is novel; null while nothing is learned")
+    calibrated_score: float
+    calibrated_threshold: float | None = Field(description="the threshold as a quantile of known images")
+    p_novel: float
+    rule: str | None
+    constants: dict[str, float] = Field(description="what was fitted for the rule")
+    tasks: list[TaskEvidence]
+
+
+class Explainer:
+    """One explanation at a time."""
+
+    def __init__(self) -> None:
+        self._turn = asyncio.Semaphore(1)
+
+    async def explain(self, service: Service, served: Served, image: bytes) -> Explanation:
+        seconds = service.settings.request_timeout
+        try:
+            async with asyncio.timeout(seconds):
+                loop = asyncio.get_running_loop()
+                pixels = await loop.run_in_executor(service.decoders, served.decode, image)
+                await self._turn.acquire()
+        except TimeoutError as error:
+            raise DeadlinePassed(f"others are being explained, and this had to wait for {seconds:g} s") from error
+        # From here on without a deadline: a thread cannot be stopped, and its place must not be given away before.
+        try:
+            return await asyncio.to_thread(explain, served, pixels)
+        finally:
+            self._turn.release()
+
+
+@router.post(
+    "/explain",
+    summary="Why an image is answered as it is",
+    responses=documented(400, 401, 403, 404, 409, 413, 415, 422, 429, 503, 504),
+    openapi_extra=BODY,
+)
+async def explain_image(
+    request: Request,
+    service: Parts,
+    key: Predicting,
+    version: Annotated[int | None, Query(ge=1, le=10**12, description="ask this version")] = None,
+) -> Explanation:
+    """Counts as one image towards the key's rate, and is not kept: it is no prediction."""
+    explainer: Explainer = request.app.state.explainer
+    limits = BodyLimits(service.body_limits.body, 1, service.body_limits.image)
+    with service.admission.enter() as permit:
+        try:
+            async with asyncio.timeout(service.settings.request_timeout):
+                (image,) = await read_images(request, limits, permit)
+        except TimeoutError as error:
+            raise DeadlinePassed("the image did not arrive in time: send a smaller one") from error
+        if isinstance(image, ImageError):
+            raise image
+        service.rate_limiter.take(key, 1)
+        served = await service.live.get(version)
+        return await explainer.explain(service, served, image)
+
+
+def explain(served: Served, pixels: Array) -> Explanation:
+    """The evidence on one decoded image; like `Predictor.score`, with nothing thrown away."""
+    if not isinstance(served, Predictor) or not served.model.tasks:
+        return _explanation(served.version, NOTHING_KNOWN, None, [])
+    model = served.model
+    evidence = gather(model, served.runtime.features_of(model, pixels[None]))
+    return _explanation(served.version, answer(model, evidence)[0], model, _tasks(model, evidence))
+
+
+def _explanation(version: int, answered: Answer, model: Model | None, tasks: list[TaskEvidence]) -> Explanation:
+    threshold = float(model.calibration.threshold[0]) if model else np.inf
+    learned = model if model is not None and np.isfinite(threshold) else None
+    return Explanation(
+        version=version,
+        label=answered.label,
+        novel=answered.novel,
+        score=answered.score,
+        threshold=threshold if learned else None,
+        calibrated_score=answered.calibrated_score,
+        calibrated_threshold=float(learned.calibration.calibrated(np.array([threshold]))[0]) if learned else None,
+        p_novel=answered.p_novel,
+        rule=model.rule.name if model else None,
+        constants=model.rule.constants if model else {},
+        tasks=tasks,
+    )
+
+
+def _tasks(model: Model, evidence: Evidence) -> list[TaskEvidence]:
+    scores, frozen = model.rule.log_scores(evidence)[0], evidence.frozen[0]
+    known = model.calibration.p_known(evidence.logits, evidence.distances)[0]
+    labels, first, out = model.labels, 0, []
+    for k, task in enumerate(model.tasks):
+        logits, distances = evidence.logits[k], evidence.distances[k]
+        probabilities = np.exp(log_class_probabilities(logits, model.rule.constants))[0]
+        classes = [
+            ClassEvidence(
+                name=name,
+                label=labels[first + c],
+                probability=float(probabilities[c]),
+                distance=float(distances[0, c]),
+                frozen_distance=float(frozen[first + c]),
+                score=float(scores[first + c]),
+            )
+            for c, name in enumerate(task.classes)
+        ]
+        out.append(
+            TaskEvidence(
+                task=k,
+                p_ood=float(max(0.0, 1.0 - probabilities.sum())),
+                p_known=float(known[k]),
+                coefficient=float(np.exp(log_coefficient(distances))[0, 0]),
+                classes=classes,
+            )
+        )
+        first += len(task.classes)
+    return out

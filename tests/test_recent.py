@@ -1,0 +1,95 @@
+"""The last predictions are at hand, within their bounds, and an image can be taken out of them."""
+
+import asyncio
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from models.durable import sha256_bytes
+from service.inbox import Sighting
+from service.recent import OVERHEAD, Recent
+
+
+def prediction(number: int, size: int = 100, dimensions: int | None = None, data: bytes | None = None) -> Sighting:
+    return Sighting(
+        data=data if data is not None else number.to_bytes(4, "big").ljust(size, b"."),
+        prediction_id=f"prediction-{number}",
+        version=1,
+        score=0.5,
+        calibrated_score=0.5,
+        p_novel=0.5,
+        nearest=[],
+        client="robot",
+        embedding=None if dimensions is None else np.zeros(dimensions, np.float32),
+    )
+
+
+def numbers(recent: Recent) -> list[int]:
+    return [n for n in range(100) if recent.get(f"prediction-{n}") is not None]
+
+
+def test_a_prediction_is_found_by_its_id_and_no_other() -> None:
+    recent = Recent()
+    recent.put(prediction(1))
+    assert recent.get("prediction-1") == prediction(1)
+    assert recent.get("prediction-2") is None
+
+
+def test_the_newest_win_when_there_are_too_many() -> None:
+    recent = Recent(max_count=3)
+    for number in range(5):
+        recent.put(prediction(number))
+    assert numbers(recent) == [2, 3, 4]
+
+
+def test_the_newest_win_when_they_are_too_large() -> None:
+    recent = Recent(max_bytes=3 * (100 + OVERHEAD))
+    for number in range(5):
+        recent.put(prediction(number))
+    assert numbers(recent) == [2, 3, 4]
+    recent.put(prediction(5, size=200 + OVERHEAD))
+    assert numbers(recent) == [4, 5]
+
+
+def test_one_that_is_larger_than_all_the_room_drives_nobody_out() -> None:
+    recent = Recent(max_bytes=3 * (100 + OVERHEAD))
+    recent.put(prediction(1))
+    recent.put(prediction(2, size=10_000))
+    assert numbers(recent) == [1]
+
+
+def test_embeddings_count() -> None:
+    recent = Recent(max_bytes=100 + OVERHEAD + 4 * 1280)
+    recent.put(prediction(1, dimensions=1280))
+    recent.put(prediction(2, dimensions=1280))
+    assert numbers(recent) == [2]
+
+
+@pytest.mark.parametrize("recent", [Recent(max_bytes=0), Recent(max_count=0)])
+def test_with_no_room_nothing_is_kept(recent: Recent) -> None:
+    recent.put(prediction(1))
+    assert len(recent) == recent.bytes == 0
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(4, 3000)), max_size=60), st.integers(0, 8000))
+def test_the_bounds_hold_whatever_comes(puts: list[tuple[int, int]], room: int) -> None:
+    recent = Recent(max_bytes=room, max_count=4)
+    for number, size in puts:
+        recent.put(prediction(number, size))
+        assert len(recent) <= 4
+        assert recent.bytes == sum(len(one.data) + OVERHEAD for one in recent._kept.values()) <= room
+        if size + OVERHEAD <= room:
+            found = recent.get(f"prediction-{number}")
+            assert found is not None
+            assert len(found.data) == size
+
+
+def test_every_prediction_on_a_forgotten_image_goes() -> None:
+    recent = Recent()
+    for number in range(6):
+        recent.put(prediction(number, data=b"the same" if number % 2 else None))
+    assert asyncio.run(recent.forget({sha256_bytes(b"the same"), "0" * 64})) == 3
+    assert numbers(recent) == [0, 2, 4]
+    assert recent.bytes == 3 * (100 + OVERHEAD)
