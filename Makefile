@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help test check lint types run demo docs format
+.PHONY: help test check lint types system run demo docs format
 # A recipe that fails must not leave a target that looks finished.
 .DELETE_ON_ERROR:
 
@@ -14,7 +14,7 @@ PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13 python3.14; 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-test: check ## lint, types and every test (creates .venv when it is absent)
+test: system check ## lint, types and every test (creates .venv when it is absent)
 	$(BIN)/pytest
 
 check: lint types ## lint and types only
@@ -26,14 +26,18 @@ lint: $(STAMP)
 types: $(STAMP)
 	$(BIN)/mypy
 
+system: ## install Debian's chromium and prometheus for the tests, where that is allowed
+	@sh tests/install_tools.sh
+
 run: $(STAMP) ## start everything on this machine: server, trainer and queue (Ctrl-C stops it)
 	$(BIN)/openworld up
 
 demo: $(STAMP) ## with the service running: teach it, show it something new, label that, and see what it knows
 	$(BIN)/openworld demo
 
-docs: $(STAMP) ## write docs/settings.md anew
+docs: $(STAMP) ## write docs/settings.md and Grafana's dashboards anew
 	$(BIN)/python docs/generate.py
+	$(BIN)/python deploy/grafana/generate.py
 
 format: $(STAMP) ## format the code and fix what can be fixed
 	$(BIN)/ruff check --fix .

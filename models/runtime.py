@@ -8,11 +8,13 @@ import io
 import logging
 import os
 from collections.abc import Collection, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
 
 from models.errors import BackboneError
 from models.evidence import Features
@@ -89,6 +91,7 @@ class Runtime:
     def __init__(
         self, trunk: bytes | Path, blocks: bytes | Path, device: Device = "auto", threads: int | None = None
     ) -> None:
+        _one_blas_thread()
         self._trunk, self._blocks = (_session(graph, device, threads) for graph in (trunk, blocks))
 
     @property
@@ -145,6 +148,14 @@ class Runtime:
         return Features([np.concatenate([nothing, *parts]) for parts in tasks], np.concatenate([nothing, *frozen]))
 
 
+@cache
+def _one_blas_thread() -> None:
+    """For the whole process. The products beside the graphs are small: more threads cost more than they save, and
+    theirs would fight with ONNX Runtime's for the same cores.
+    """
+    threadpool_limits(1, user_api="blas")
+
+
 def _session(graph: bytes | Path, device: Device, threads: int | None) -> onnxruntime.InferenceSession:
     asked = choose(device, onnxruntime.get_available_providers(), device != "cpu" and gpu_present())
     if CUDA in asked:
@@ -153,6 +164,8 @@ def _session(graph: bytes | Path, device: Device, threads: int | None) -> onnxru
     options.log_severity_level = _LOG_ERRORS
     # A number of its own: left to itself, ONNX Runtime pins threads to cores that a container may not have.
     options.intra_op_num_threads = threads or _cores()
+    # Threads that spin while they wait take the cores from decoding, from other lanes, and from the trainer.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     try:
         session = onnxruntime.InferenceSession(
             graph if isinstance(graph, bytes) else str(graph), sess_options=options, providers=asked

@@ -1,9 +1,10 @@
-"""The engine: one owner of the queue, one thread that computes.
+"""The engine: one owner of the queue, and lanes that compute.
 
 **Every image gets the answer of the version that it was admitted to, or an error of its own; never another image's.**
 
-No request waits for a batch to fill: a batch is what queued while the last one was computed. An image whose request
-was given up or has passed its deadline is skipped when its turn comes.
+No request waits for a batch to fill: a batch is what queued while all lanes were busy. An image whose request was
+given up or has passed its deadline is skipped when its turn comes. A GPU has one lane. A CPU has one a core: there a
+large batch gains nothing over small ones side by side, which need not wait for each other within a layer.
 """
 
 from __future__ import annotations
@@ -40,11 +41,13 @@ class _Waiting:
 class Engine:
     """Everything but the arithmetic runs on the event loop, so that nothing here needs a lock."""
 
-    def __init__(self, max_batch: int, metrics: Metrics) -> None:
+    def __init__(self, max_batch: int, metrics: Metrics, lanes: int = 1) -> None:
         self._max_batch, self._metrics = max_batch, metrics
         self._queue: deque[_Waiting] = deque()
         self._something = asyncio.Event()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="engine")
+        self._threads = ThreadPoolExecutor(lanes, thread_name_prefix="engine")
+        self._free = asyncio.Semaphore(lanes)
+        self._batches: set[asyncio.Task[None]] = set()  # under way
         self._owner: asyncio.Task[None] | None = None
         self.seconds_per_image = 0.05  # a guess until the first batch
 
@@ -56,9 +59,10 @@ class Engine:
         if self._owner is not None:
             self._owner.cancel()
             await asyncio.gather(self._owner, return_exceptions=True)
+        await asyncio.gather(*self._batches, return_exceptions=True)
         for waiting in self._queue:
             waiting.future.cancel()
-        self._thread.shutdown(wait=True)
+        self._threads.shutdown(wait=True)
 
     def submit(self, version: Served, pixels: Array, deadline: float) -> asyncio.Future[Scored]:
         """Queue one image. Cancel the future to give it up."""
@@ -71,11 +75,20 @@ class Engine:
     async def _run(self) -> None:
         while True:
             await self._something.wait()
+            await self._free.acquire()  # first the lane, then the batch: until then more may join it
             batch = self._take()
             if not self._queue:
                 self._something.clear()
             if batch:
-                await self._compute(batch)
+                under_way = asyncio.create_task(self._compute(batch))
+                self._batches.add(under_way)
+                under_way.add_done_callback(self._done)
+            else:
+                self._free.release()
+
+    def _done(self, under_way: asyncio.Task[None]) -> None:
+        self._batches.discard(under_way)
+        self._free.release()
 
     def _take(self) -> list[_Waiting]:
         """The next images of one version that are still wanted, in the order in which they came."""
@@ -101,7 +114,7 @@ class Engine:
         loop = asyncio.get_running_loop()
         try:
             scored = await loop.run_in_executor(
-                self._thread, batch[0].version.score, [waiting.pixels for waiting in batch]
+                self._threads, batch[0].version.score, [waiting.pixels for waiting in batch]
             )
         except Exception as error:
             log.exception("a batch of %d images could not be computed", len(batch))

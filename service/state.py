@@ -11,6 +11,7 @@ from typing import Annotated, Any
 from fastapi import Depends, Request
 
 from models.errors import StoreError
+from models.runtime import gpu_present
 from models.runtimes import Runtimes
 from models.store import VersionStore
 from service.admission import Admission, RateLimiter
@@ -32,6 +33,8 @@ from tasks.redis_client import connect
 
 log = logging.getLogger(__name__)
 
+GPU_BATCH, CPU_BATCH = 32, 4  # images at once, unless told: a GPU needs many to be busy, a CPU's caches like few
+
 
 class Service:
     """Everything that lives as long as the server does. Made on the event loop."""
@@ -40,7 +43,10 @@ class Service:
         self.settings = settings
         self.metrics = Metrics(ScoreDrift(settings.drift_window, settings.drift_minimum))
         self.keyring = Keyring(settings.keys)
-        self.engine = Engine(settings.max_batch, self.metrics)
+        on_gpu = settings.device != "cpu" and gpu_present()
+        lanes = settings.lanes or (1 if on_gpu else settings.threads)
+        largest = settings.max_batch or (GPU_BATCH if on_gpu else CPU_BATCH)
+        self.engine = Engine(largest, self.metrics, lanes)
         self.admission = Admission(settings.queue_limit, settings.memory_limit, lambda: self.engine.seconds_per_image)
         self.metrics.in_flight.set_function(lambda: self.admission.images)
         self.rate_limiter = RateLimiter(settings.rate_limit, settings.max_images)
@@ -55,7 +61,7 @@ class Service:
             self.metrics,
             poll_seconds=settings.poll_seconds,
             pinned=settings.pinned_versions,
-            largest_batch=settings.max_batch,
+            largest_batch=largest,
         )
         self.inbox = _open_inbox(settings) if settings.inbox else None
         self.inbox_writer = self._writer(self.inbox) if self.inbox is not None else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+import weakref
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -50,8 +51,8 @@ def soon() -> float:
 
 
 @asynccontextmanager
-async def running(max_batch: int = 4) -> AsyncIterator[Engine]:
-    engine = Engine(max_batch, Metrics())
+async def running(max_batch: int = 4, lanes: int = 1) -> AsyncIterator[Engine]:
+    engine = Engine(max_batch, Metrics(), lanes)
     engine.start()
     yield engine
     await engine.stop()
@@ -77,6 +78,20 @@ def test_a_batch_is_what_queued_while_the_engine_was_busy() -> None:
             version.go.set()
             assert numbers(await asyncio.gather(first, *futures)) == [-1, 0, 1, 2, 3, 4, 5]
         assert version.batches == [[-1], [0, 1, 2, 3], [4, 5]]
+
+    asyncio.run(story())
+
+
+def test_lanes_compute_side_by_side_and_the_rest_queues() -> None:
+    async def story() -> None:
+        slow, quick = Scale(1), Scale(2)
+        quick.go.set()
+        async with running(max_batch=4, lanes=2) as engine:
+            held = await held_up(engine, slow)
+            assert numbers([await engine.submit(quick, image(7), soon())]) == [7]
+            assert not held.done()
+            slow.go.set()
+            await held
 
     asyncio.run(story())
 
@@ -158,8 +173,6 @@ def test_the_event_loop_runs_while_the_engine_computes() -> None:
 
 
 def test_a_version_is_free_after_its_last_batch() -> None:
-    import weakref
-
     async def story() -> None:
         version = Scale()
         version.go.set()
@@ -180,11 +193,14 @@ def test_a_version_is_free_after_its_last_batch() -> None:
 @given(
     st.lists(st.tuples(st.integers(1, 3), st.sampled_from(["wanted", "given up", "late"])), max_size=30),
     st.integers(1, 5),
+    st.integers(1, 3),
 )
-def test_every_wanted_image_gets_its_own_answer_and_no_other(images: list[tuple[int, str]], max_batch: int) -> None:
+def test_every_wanted_image_gets_its_own_answer_and_no_other(
+    images: list[tuple[int, str]], max_batch: int, lanes: int
+) -> None:
     async def story() -> None:
         versions = {number: Scale(number) for number in (1, 2, 3)}
-        async with running(max_batch) as engine:
+        async with running(max_batch, lanes) as engine:
             await held_up(engine, versions[1])
             futures = []
             for n, (number, fate) in enumerate(images):

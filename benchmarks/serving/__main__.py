@@ -25,6 +25,7 @@ from benchmarks.serving import contenders, peers, report, run, workload
 from benchmarks.serving.contenders import BARE, SERVICE, Contender, Variant
 from benchmarks.serving.process import NotServing
 from service.settings import ServiceSettings
+from service.state import CPU_BATCH
 
 NOTES = [
     "LitServe and BentoML serve our ONNX predictor and our image reader: only the serving layer differs.",
@@ -88,7 +89,7 @@ def measure(args: argparse.Namespace, work: Path, console: Console) -> dict[str,
     rounds: dict[str, list[run.Figures]] = {BARE: [], **{contender.name: [] for contender, _ in chosen}}
     for number in range(args.rounds):
         plan.say(f"round {number + 1} of {args.rounds}: {BARE}")
-        rounds[BARE].append(run.bare(plan, settings.threads, settings.decode_threads, settings.max_batch))
+        rounds[BARE].append(run.bare(plan, settings.threads, settings.decode_threads, settings.max_batch or CPU_BATCH))
         for contender, variant in list(chosen):
             plan.say(f"round {number + 1} of {args.rounds}: {contender.name}")
             try:

@@ -156,7 +156,7 @@ def heatmap(title: str, text: str, query: Query, *, unit: Unit, middle: float) -
 
 def table(title: str, text: str, query: Query, *, hide: Iterable[str] = (), width: int = 12) -> Panel:
     """The labels of what there is now, a row a series."""
-    excluded = {name: True for name in ("Time", "Value", "__name__", *hide)}
+    excluded = dict.fromkeys(("Time", "Value", "__name__", *hide), True)
     change = {"id": "organize", "options": {"excludeByName": excluded, "indexByName": {}, "renameByName": {}}}
     options: Json = {"showHeader": True, "cellHeight": "sm"}
     return Panel(
@@ -204,12 +204,13 @@ def board(uid: str, title: str, text: str, rows: Sequence[tuple[str, Sequence[Pa
 
 def _version_changes() -> Json:
     """A line where a version begins to answer: it is there, and one step earlier it was not."""
+    now, before = (f"max by (version) (openworld_model_info{when})" for when in ("", " offset $__interval"))
     return {
         "name": "Version",
         "enable": True,
         "datasource": SOURCE,
         "iconColor": "purple",
-        "expr": "max by (version) (openworld_model_info) unless max by (version) (openworld_model_info offset $__interval)",
+        "expr": f"{now} unless {before}",
         "step": "15s",
         "titleFormat": "version {{version}} answers",
         "tagKeys": "version",

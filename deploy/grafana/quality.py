@@ -25,7 +25,7 @@ VERSION_NOW = number(
     name=True,
 )
 DRIFT_NOW = number(
-    "Score drift (PSI)",
+    "Score drift now",
     "Of the server that drifts most. Below 0.1 nothing has changed, above 0.25 much has. Empty while there are too few "
     "scores since the last swap.",
     Query("max(openworld_score_drift_psi)"),
@@ -74,9 +74,9 @@ SCORES = heatmap(
 )
 DRIFT = graph(
     "Score drift (PSI)",
-    "Distance of the scores of the last hour (2000 at most) from the uniform, each server by itself. The dotted line of "
-    "the alert is 0.25; below the line `chance` an index says nothing, for the version has few held-out images. It "
-    "starts again at every swap.",
+    "Distance of the scores of the last hour (2000 at most) from the uniform, each server by itself. An alert needs "
+    "more than 0.25, and more than `chance`: below that line an index says nothing, for the version has few held-out "
+    "images. It starts again at every swap.",
     Query("openworld_score_drift_psi", "{{instance}}"),
     Query(f"max({CHANCE} < 10)", "chance"),
     unit="none",
@@ -119,13 +119,23 @@ NOVELTIES = graph(
     Query("sum by (state) (openworld_novelties)", "{{state}}"),
     unit="short",
     stacked=True,
+    width=8,
+)
+BYTES = graph(
+    "Bytes in the inbox",
+    "Of the images; at OPENWORLD_INBOX_BYTES (1 GiB) the oldest leave.",
+    Query("sum(openworld_novelties_bytes)", "images"),
+    unit="bytes",
+    width=8,
 )
 INBOX = graph(
     "Novelties that were folded or dropped",
-    "Folded: like one that is there. Dropped: not kept, by reason; rate and queue mean that more came than the inbox takes.",
+    "Folded: like one that is there. Dropped: not kept, by reason; rate and queue mean that more came than the inbox "
+    "takes.",
     Query("sum(rate(openworld_novelties_folded_total[$__rate_interval]))", "folded"),
     Query("sum by (reason) (rate(openworld_novelties_dropped_total[$__rate_interval]))", "dropped: {{reason}}"),
     unit="cps",
+    width=8,
 )
 ALERTS = table(
     "Alerts",
@@ -145,6 +155,6 @@ def quality() -> Json:
             ("Now", [OOD_NOW, VERSION_NOW, DRIFT_NOW, WAITING_NOW]),
             ("What is answered", [OOD, OUTCOMES, SCORES, DRIFT]),
             ("What was learned", [ACCURACY, AUC, FORGETTING, CAPACITY]),
-            ("What waits for people", [NOVELTIES, INBOX, ALERTS]),
+            ("What waits for people", [NOVELTIES, BYTES, INBOX, ALERTS]),
         ],
     )

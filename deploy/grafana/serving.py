@@ -19,8 +19,8 @@ READY_NOW = number(
     thresholds=(("red", None), ("green", 1)),
 )
 RATE_NOW = number(
-    "Requests",
-    "A second, over five minutes, without probes.",
+    "Requests a second",
+    "Over the last five minutes, without probes.",
     Query("sum(job:openworld_requests:rate5m)"),
     unit="reqps",
 )
@@ -41,7 +41,9 @@ P99_NOW = number(
 REQUESTS = graph(
     "Requests by route and code",
     "Without probes. 499 is a client that went away before its answer.",
-    Query(f"sum by (route, code) (rate(openworld_requests_total{{{LOOKING}}}[$__rate_interval]))", "{{route}} {{code}}"),
+    Query(
+        f"sum by (route, code) (rate(openworld_requests_total{{{LOOKING}}}[$__rate_interval]))", "{{route}} {{code}}"
+    ),
     unit="reqps",
     stacked=True,
 )
@@ -57,17 +59,18 @@ LATENCY = graph(
 )
 STAGES = graph(
     "Latency by stage (p95)",
-    "Where the time goes: reading a body, decoding an image, waiting for the engine, scoring a batch. Much waiting: the "
-    "engine is the limit, so more servers help.",
+    "Where the time goes: reading a body, decoding an image, waiting for the engine, scoring a batch. Much waiting: "
+    "the engine is the limit, so more servers help.",
     Query(quantile(0.95, "openworld_stage_duration_seconds_bucket", "le, stage"), "{{stage}}"),
     unit="s",
     thresholds=steps(1, 5),
 )
 BATCH = graph(
     "Batch size",
-    "Images computed at once. A batch is what queued while the engine was busy: near OPENWORLD_MAX_BATCH it is always busy.",
+    "Images computed at once. A batch is what queued while the engine was busy: near OPENWORLD_MAX_BATCH it always is.",
     Query(
-        "sum(rate(openworld_batch_size_sum[$__rate_interval])) / sum(rate(openworld_batch_size_count[$__rate_interval]))",
+        "sum(rate(openworld_batch_size_sum[$__rate_interval]))"
+        " / sum(rate(openworld_batch_size_count[$__rate_interval]))",
         "mean",
     ),
     Query(quantile(0.95, "openworld_batch_size_bucket"), "p95"),
@@ -75,8 +78,8 @@ BATCH = graph(
 )
 INSIDE = graph(
     "Images inside",
-    "In flight: read, decoded, waiting or computed; at OPENWORLD_QUEUE_LIMIT (256) the server answers 429. Queue: decoded "
-    "and waiting.",
+    "In flight: read, decoded, waiting or computed; at OPENWORLD_QUEUE_LIMIT (256) the server answers 429. Queue: "
+    "decoded and waiting.",
     Query("sum by (instance) (openworld_in_flight_images)", "in flight, {{instance}}"),
     Query("sum by (instance) (openworld_queue_depth)", "queue, {{instance}}"),
     unit="short",

@@ -65,6 +65,7 @@ class Tasks extends EventTarget {
     if (!this.#running) return;
     this.#open();
     this.dispatchEvent(new Event("change"));
+    if (this.problem?.code === "no_queue") return; // it never gets one while it runs
     this.#timer = setTimeout(() => this.look(), this.problem ? 4 * LOOK : LOOK);
   }
 

@@ -28,7 +28,7 @@ export class GroupList {
     this.#sentinel = h("div", { class: "sentinel", "aria-hidden": "true" });
     put(box, this.#groups, this.#sentinel);
     this.#near = new IntersectionObserver((entries) => entries.forEach((entry) => this.#come(entry)), { rootMargin: NEAR });
-    this.#end = new IntersectionObserver(([entry]) => entry.isIntersecting && this.more(), { rootMargin: NEAR });
+    this.#end = new IntersectionObserver((entries) => entries.at(-1).isIntersecting && this.more(), { rootMargin: NEAR });
     signal.addEventListener("abort", () => [this.#near, this.#end].forEach((observer) => observer.disconnect()));
   }
 
