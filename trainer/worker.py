@@ -14,11 +14,12 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from models.errors import BatchError, LeaseLost, OpenWorldError, QueueUnavailable, StoreError
+from models.store import VersionStore
 from tasks.batch import LabelledBatch, LabelledImage
 from tasks.image_store import ImageStore
 from tasks.lease import Lease
@@ -75,6 +76,7 @@ class Worker:
     def run(self) -> None:
         """Until told to stop."""
         log.info("waiting for tasks")
+        self._show_current()
         pause = PAUSE
         while not self._stopping.is_set():
             try:
@@ -88,6 +90,14 @@ class Worker:
                 continue
             if lease is not None:
                 self.work(lease)
+
+    def _show_current(self) -> None:
+        """What the last version can do, so that dashboards know it again after a restart."""
+        store = VersionStore(self._root)
+        with suppress(StoreError):
+            current = store.current()
+            if current is not None:
+                self._metrics.learned(store.manifest(current))
 
     def work(self, lease: Lease) -> None:
         """Learn one task and tell the queue."""

@@ -123,7 +123,7 @@ NOVELTIES = graph(
 )
 BYTES = graph(
     "Bytes in the inbox",
-    "Of the images; at OPENWORLD_INBOX_BYTES (1 GiB) the oldest leave.",
+    "Of the images; at OPENWORLD_INBOX_BYTES (1 GiB) the least wanted leave.",
     Query("sum(openworld_novelties_bytes)", "images"),
     unit="bytes",
     width=8,
