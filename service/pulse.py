@@ -20,7 +20,7 @@ from pydantic import BaseModel, Field
 from service.problems import documented
 from service.schemas import Failure, Prediction
 from service.served import Served
-from service.state import Anybody, Parts
+from service.state import Anybody
 
 router = APIRouter(tags=["people"])
 
@@ -184,7 +184,6 @@ def pulse_of(request: Request) -> Pulse:
 @router.get("/pulse", summary="The last minutes: traffic, novelty, latency, scores", responses=documented(401, 422))
 async def pulse(
     request: Request,
-    service: Parts,
     key: Anybody,
     minutes: Annotated[int, Query(ge=1, le=KEPT * SECONDS // 60, description="how far back")] = KEPT * SECONDS // 60,
 ) -> PulseAnswer:

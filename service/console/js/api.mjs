@@ -4,9 +4,15 @@ const KEY = "openworld.key";
 
 export const session = {
   me: null, // { keys_needed, name, roles } once the server has said so
-  get key() { return sessionStorage.getItem(KEY); },
-  set key(secret) { secret ? sessionStorage.setItem(KEY, secret) : sessionStorage.removeItem(KEY); },
-  may(role) { return !role || Boolean(this.me?.roles.includes(role)); },
+  get key() {
+    return sessionStorage.getItem(KEY);
+  },
+  set key(secret) {
+    secret ? sessionStorage.setItem(KEY, secret) : sessionStorage.removeItem(KEY);
+  },
+  may(role) {
+    return !role || Boolean(this.me?.roles.includes(role));
+  },
 };
 
 /** What went wrong, in the server's own words (RFC 9457). */
@@ -34,7 +40,10 @@ async function request(path, { method = "GET", json, body, headers = {}, signal 
     response = await fetch(path, { method, headers: sent, body, signal, cache: "no-store" });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new Problem({ title: "The server cannot be reached", detail: "Is it running? This page tries again when you ask it to." });
+    throw new Problem({
+      title: "The server cannot be reached",
+      detail: "Is it running? This page tries again when you ask it to.",
+    });
   }
   if (response.ok) return response;
   const problem = new Problem(await described(response));
@@ -62,7 +71,12 @@ export function query(path, values) {
 
 /** An image's bytes to a route that takes them as they are. */
 export const send = (path, blob, options) =>
-  ask(path, { method: "POST", body: blob, headers: { "Content-Type": blob.type || "application/octet-stream" }, ...options });
+  ask(path, {
+    method: "POST",
+    body: blob,
+    headers: { "Content-Type": blob.type || "application/octet-stream" },
+    ...options,
+  });
 
 /** A picture as an address for an <img>, fetched with the key; whoever asked revokes it. */
 export async function pictureUrl(path, signal) {
@@ -84,7 +98,11 @@ export async function* events(path, signal) {
     const parts = text.split("\n\n");
     text = parts.pop();
     for (const part of parts) {
-      const data = part.split("\n").filter((line) => line.startsWith("data: ")).map((line) => line.slice(6)).join("\n");
+      const data = part
+        .split("\n")
+        .filter((line) => line.startsWith("data: "))
+        .map((line) => line.slice(6))
+        .join("\n");
       if (data) yield JSON.parse(data);
     }
   }

@@ -13,20 +13,49 @@ export function classTable(classes, changed) {
     const wanted = await body();
     if (wanted) await edit(title, wanted, changed);
   };
-  const actions = (one) => h("div", { class: "row tight" },
-    one.state === "active"
-      ? [
-        button("Rename", run(one.name, () => rename(one)), { "aria-label": `Rename ${one.name}` }),
-        active.length > 1 && button("Merge", run(one.name, () => merge(one, active)), { "aria-label": `Merge ${one.name} into another class` }),
-        button("Retire", run(one.name, () => retire(one)), { "aria-label": `Retire ${one.name}` }),
-      ]
-      : button("Restore", run(one.name, () => ({ retired: false })), { "aria-label": `Restore ${one.name}` }));
+  const actions = (one) =>
+    h(
+      "div",
+      { class: "row tight" },
+      one.state === "active"
+        ? [
+            button(
+              "Rename",
+              run(one.name, () => rename(one)),
+              { "aria-label": `Rename ${one.name}` },
+            ),
+            active.length > 1 &&
+              button(
+                "Merge",
+                run(one.name, () => merge(one, active)),
+                { "aria-label": `Merge ${one.name} into another class` },
+              ),
+            button(
+              "Retire",
+              run(one.name, () => retire(one)),
+              { "aria-label": `Retire ${one.name}` },
+            ),
+          ]
+        : button(
+            "Restore",
+            run(one.name, () => ({ retired: false })),
+            { "aria-label": `Restore ${one.name}` },
+          ),
+    );
   const head = ["Class", "Task", "State", ...(edits ? ["Change it"] : [])];
   const rows = classes.map((one) => [one.name, String(one.task + 1), state(one), ...(edits ? [actions(one)] : [])]);
-  return h("section", { class: "classes" },
+  return h(
+    "section",
+    { class: "classes" },
     h("h2", {}, "Classes"),
-    edits && h("p", { class: "quiet" }, "People mislabel. Every change makes a version without training, and can be rolled back like any other."),
-    table("What has been learned, in its order", head, rows));
+    edits &&
+      h(
+        "p",
+        { class: "quiet" },
+        "People mislabel. Every change makes a version without training, and can be rolled back like any other.",
+      ),
+    table("What has been learned, in its order", head, rows),
+  );
 }
 
 async function edit(name, change, changed) {
@@ -52,7 +81,11 @@ async function rename({ name }) {
 
 async function merge({ name }, active) {
   const others = active.filter((one) => one.name !== name);
-  const control = h("select", {}, others.map((one) => h("option", { value: one.name }, one.name)));
+  const control = h(
+    "select",
+    {},
+    others.map((one) => h("option", { value: one.name }, one.name)),
+  );
   const answer = await confirm({
     title: `Merge ${name}`,
     text: "What is recognised as this class is answered as the other one. Restoring it takes that back.",

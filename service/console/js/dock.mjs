@@ -12,40 +12,71 @@ import { selection } from "./selection.mjs";
 const wide = matchMedia("(min-width: 60rem)");
 
 export class Dock {
-  #classes; #on; #field; #note; #count; #add; #aside; #basket; #names; #problem = null;
+  #classes;
+  #on;
+  #field;
+  #note;
+  #count;
+  #add;
+  #aside;
+  #none;
+  #basket;
+  #names;
+  #problem = null;
   element;
 
   /** `classes` are those of GET /classes; `on` has named(ids), putAside(), back(), changed(). */
   constructor(classes, on, signal) {
     this.#on = on;
     this.#names = h("datalist", { id: fresh("names") });
-    this.#field = h("input", { list: this.#names.id, autocomplete: "off", maxlength: "64", enterkeyhint: "done", oninput: () => this.#judge() });
+    this.#field = h("input", {
+      list: this.#names.id,
+      autocomplete: "off",
+      maxlength: "64",
+      enterkeyhint: "done",
+      oninput: () => this.#judge(),
+    });
     this.#field.addEventListener("keydown", (event) => event.key === "Escape" && on.back());
     this.#note = h("p", { class: "note", "aria-live": "polite" });
-    this.#field.setAttribute("aria-describedby", this.#note.id = fresh("note"));
+    this.#field.setAttribute("aria-describedby", (this.#note.id = fresh("note")));
     this.#count = h("p", { class: "selected", "aria-live": "polite" });
     this.#add = h("button", { type: "submit", class: "main" }, "Put into the basket");
+    this.#none = button("Clear", () => selection.clear(), { class: "plain", "aria-label": "Clear the selection" });
     this.#aside = button("", on.putAside, { class: "plain" });
-    const submit = (event) => { event.preventDefault(); this.#take(); };
+    const submit = (event) => {
+      event.preventDefault();
+      this.#take();
+    };
     this.#basket = h("details", { class: "basket", open: wide.matches });
-    this.element = h("aside", { class: "dock", "aria-label": "Naming and basket" },
-      h("form", { onsubmit: submit },
-        this.#count,
+    this.element = h(
+      "aside",
+      { class: "dock", "aria-label": "Naming and basket" },
+      h(
+        "form",
+        { onsubmit: submit },
+        h("div", { class: "row between" }, this.#count, this.#none),
         labelled("Name of the class", this.#field),
         this.#names,
         this.#note,
-        h("div", { class: "row" }, this.#add, this.#aside)),
-      this.#basket);
+        h("div", { class: "row" }, this.#add, this.#aside),
+      ),
+      this.#basket,
+    );
     selection.addEventListener("change", () => this.draw(), { signal });
     basket.addEventListener("change", () => this.draw(), { signal });
-    wide.addEventListener("change", () => { this.#basket.open = wide.matches; }, { signal });
+    wide.addEventListener(
+      "change",
+      () => {
+        this.#basket.open = wide.matches;
+      },
+      { signal },
+    );
     this.learn(classes);
   }
 
   /** These are the classes by now. */
   learn(classes) {
     this.#classes = classes;
-    put(this.#names, classes.filter((one) => one.state === "active").map(({ name }) => h("option", { value: name })));
     this.draw();
   }
 
@@ -62,7 +93,8 @@ export class Dock {
 
   #judge() {
     const name = this.#field.value.trim();
-    const { refuse, note } = judgeName(name, this.#classes);
+    const named = basket.entries().map((entry) => ({ name: entry.name, state: "basket" }));
+    const { refuse, note } = judgeName(name, [...this.#classes, ...named]);
     this.#note.textContent = refuse ?? note ?? "";
     this.#note.classList.toggle("warn", Boolean(refuse));
     this.#add.disabled = !name || Boolean(refuse) || !selection.ids.size;
@@ -86,35 +118,78 @@ export class Dock {
     this.element.classList.toggle("nothing-selected", !count);
     this.element.classList.toggle("nothing-named", !basket.size);
     this.#aside.disabled = !count;
+    this.#none.hidden = !count;
     this.#judge();
     this.#drawBasket();
   }
 
   #drawBasket() {
     const entries = basket.entries();
-    const judged = entries.map(({ name, ids }) => ({ ...judgeCount(ids.length, judgeName(name, this.#classes).known), name }));
+    const judged = entries.map(({ name, ids }) => ({
+      ...judgeCount(ids.length, judgeName(name, this.#classes).known),
+      name,
+    }));
     const refused = judged.filter((one) => one.refuse);
-    put(this.#basket,
-      h("summary", {}, h("h2", {}, "Basket"),
-        h("span", { class: "quiet" }, entries.length ? `${plural(entries.length, "class", "classes")}, ${plural(basket.size, "image")}` : "empty")),
+    const active = this.#classes.filter((one) => one.state === "active");
+    put(
+      this.#names,
+      [...new Set([...entries, ...active].map(({ name }) => name))].map((value) => h("option", { value })),
+    );
+    put(
+      this.#basket,
+      h(
+        "summary",
+        {},
+        h("h2", {}, "Basket"),
+        h(
+          "span",
+          { class: "quiet" },
+          entries.length ? `${plural(entries.length, "class", "classes")}, ${plural(basket.size, "image")}` : "empty",
+        ),
+      ),
       !entries.length && h("p", { class: "quiet" }, "What you name is collected here, and then taught together."),
-      h("ul", {}, entries.map((entry, place) => this.#line(entry, judged[place]))),
+      h(
+        "ul",
+        {},
+        entries.map((entry, place) => this.#line(entry, judged[place])),
+      ),
       this.#problem && problemBox(this.#problem),
       this.#problem?.status === 422 && button("Take out images that are gone", () => this.#dropMissing()),
-      entries.length > 0 && button(`Teach ${plural(entries.length, "class", "classes")}`, () => this.#teach(),
-        { class: "main wide", disabled: refused.length > 0 }));
+      entries.length > 0 &&
+        button(`Teach ${plural(entries.length, "class", "classes")}`, () => this.#teach(), {
+          class: "main wide",
+          disabled: refused.length > 0,
+        }),
+    );
   }
 
   #line({ name, ids }, { refuse, note }) {
     const known = judgeName(name, this.#classes).known;
-    return h("li", {},
-      h("div", { class: "row between" },
+    return h(
+      "li",
+      {},
+      h(
+        "div",
+        { class: "row between" },
         h("strong", {}, name),
         h("span", { class: "quiet" }, plural(ids.length, "image"), known && ", extends it"),
-        button("✕", () => { basket.remove(name); this.#problem = null; this.#on.changed(); },
-          { class: "plain", "aria-label": `Take ${name} out of the basket` })),
-      h("div", { class: "strip" }, ids.slice(0, 5).map((id) => thumbnail(id, "", 64))),
-      (refuse ?? note) && h("p", { class: refuse ? "warn" : "note" }, refuse ?? note));
+        button(
+          "✕",
+          () => {
+            basket.remove(name);
+            this.#problem = null;
+            this.#on.changed();
+          },
+          { class: "plain", "aria-label": `Take ${name} out of the basket` },
+        ),
+      ),
+      h(
+        "div",
+        { class: "strip" },
+        ids.slice(0, 5).map((id) => thumbnail(id, "", 64)),
+      ),
+      (refuse ?? note) && h("p", { class: refuse ? "warn" : "note" }, refuse ?? note),
+    );
   }
 
   async #teach() {
@@ -123,7 +198,9 @@ export class Dock {
       const task = await post("tasks", basket.batch());
       basket.clear();
       tasks.add(task);
-      const text = task.fresh ? "Handed in: it will be learned next." : "This very batch was handed in before; here it is.";
+      const text = task.fresh
+        ? "Handed in: it will be learned next."
+        : "This very batch was handed in before; here it is.";
       toast(text, { action: { text: "Follow it", href: "#/teaching" } });
     } catch (error) {
       this.#problem = error;

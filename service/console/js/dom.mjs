@@ -12,7 +12,9 @@ function fill(element, attributes, children) {
     else if (value === true) element.setAttribute(name, "");
     else if (value !== false) element.setAttribute(name, value);
   }
-  element.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
+  element.append(
+    ...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false),
+  );
   return element;
 }
 
@@ -22,7 +24,9 @@ export const svg = (tag, attributes, ...children) => fill(document.createElement
 
 /** Put these children into a node, in place of what was there. */
 export function put(node, ...children) {
-  node.replaceChildren(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
+  node.replaceChildren(
+    ...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false),
+  );
   return node;
 }
 
@@ -45,11 +49,35 @@ export function labelled(text, control, attributes) {
 export function table(caption, head, rows) {
   const cell = (tag, value) =>
     h(tag, { class: value?.n !== undefined ? "n" : null, scope: tag === "th" ? "col" : null }, value?.n ?? value);
-  return h("div", { class: "scroll", role: "region", "aria-label": caption, tabindex: "0" },
-    h("table", {},
+  return h(
+    "div",
+    { class: "scroll", role: "group", "aria-label": caption, tabindex: "0" },
+    h(
+      "table",
+      {},
       h("caption", {}, caption),
-      h("thead", {}, h("tr", {}, head.map((value) => cell("th", value)))),
-      h("tbody", {}, rows.map((row) => h("tr", {}, row.map((value) => cell("td", value)))))));
+      h(
+        "thead",
+        {},
+        h(
+          "tr",
+          {},
+          head.map((value) => cell("th", value)),
+        ),
+      ),
+      h(
+        "tbody",
+        {},
+        rows.map((row) =>
+          h(
+            "tr",
+            {},
+            row.map((value) => cell("td", value)),
+          ),
+        ),
+      ),
+    ),
+  );
 }
 
 /** Say it to those who listen instead of looking. */

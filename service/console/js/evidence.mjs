@@ -16,26 +16,49 @@ export function evidence(explanation) {
   if (!tasks.length) return null;
   const best = Math.max(...tasks.flatMap((task) => task.classes.map((one) => one.score)));
   const fitted = Object.entries(constants).map(([name, value]) => `${name.replaceAll("_", " ")} ${short(value)}`);
-  return h("details", { class: "evidence card", open: true },
+  return h(
+    "details",
+    { class: "evidence card", open: true },
     h("summary", {}, h("h2", {}, "Why")),
-    h("p", {}, `The rule is ${RULES[rule] ?? rule}`, fitted.length ? ` (${fitted.join(", ")}).` : ".",
-      ` The best score is ${short(score)}; below ${short(threshold)} an image is novel.`),
-    table("Every task's network",
+    h(
+      "p",
+      {},
+      `The rule is ${RULES[rule] ?? rule}`,
+      fitted.length ? ` (${fitted.join(", ")}).` : ".",
+      ` The best score is ${short(score)}; below ${short(threshold)} an image is novel.`,
+    ),
+    table(
+      "Every task's network",
       ["Task", { n: "Coefficient" }, { n: "Of this task" }, { n: "Of none of its classes" }],
       tasks.map((task) => [
         `${task.task + 1}: ${task.classes.map((one) => one.name).join(", ")}`,
-        { n: short(task.coefficient) }, { n: percent(task.p_known, 1) }, { n: percent(task.p_ood, 1) },
-      ])),
-    table("Every class",
+        { n: short(task.coefficient) },
+        { n: percent(task.p_known, 1) },
+        { n: percent(task.p_ood, 1) },
+      ]),
+    ),
+    table(
+      "Every class",
       ["Class", "Task", { n: "Probability" }, { n: "Distance" }, { n: "Frozen distance" }, { n: "Log-score" }],
-      tasks.flatMap((task) => task.classes.map((one) => ({ task, one })))
+      tasks
+        .flatMap((task) => task.classes.map((one) => ({ task, one })))
         .sort((a, b) => b.one.score - a.one.score)
         .map(({ task, one }) => [
           h("span", { class: one.score === best ? "best" : null }, called(one)),
           String(task.task + 1),
-          { n: percent(one.probability, 1) }, { n: short(one.distance) }, { n: short(one.frozen_distance) }, { n: short(one.score) },
-        ])),
-    h("p", { class: "quiet" }, "Distances are Mahalanobis distances, in the task's own features and in the frozen backbone's."));
+          { n: percent(one.probability, 1) },
+          { n: short(one.distance) },
+          { n: short(one.frozen_distance) },
+          { n: short(one.score) },
+        ]),
+    ),
+    h(
+      "p",
+      { class: "quiet" },
+      "Distances are Mahalanobis distances, in the task's own features and in the frozen backbone's.",
+    ),
+  );
 }
 
-const called = ({ name, label }) => (label === name ? name : label === null ? `${name} (retired)` : `${name} (now ${label})`);
+const called = ({ name, label }) =>
+  label === name ? name : label === null ? `${name} (retired)` : `${name} (now ${label})`;

@@ -25,6 +25,11 @@ class Tasks extends EventTarget {
     return [...this.#tasks.values()].sort((a, b) => (a.created < b.created ? 1 : -1));
   }
 
+  /** The newest version that a task has become; 0 for none. */
+  get newestVersion() {
+    return Math.max(0, ...[...this.#tasks.values()].map((task) => task.version ?? 0));
+  }
+
   start() {
     if (this.#running) return;
     this.#running = true;
@@ -87,10 +92,15 @@ class Tasks extends EventTarget {
     const names = listed(Object.keys(task.counts));
     if (before.state !== task.state && ENDED.has(task.state)) {
       if (task.state === "published") {
-        toast(`Version ${task.version} has learned ${names}.`, { action: { text: "See it", href: `#/versions/${task.version}` } });
+        toast(`Version ${task.version} has learned ${names}.`, {
+          action: { text: "See it", href: `#/versions/${task.version}` },
+        });
       } else {
         const kind = task.state === "cancelled" ? "good" : "bad";
-        toast(`${names}: ${task.state}. ${task.reason ?? ""}`, { kind, action: { text: "See why", href: "#/teaching" } });
+        toast(`${names}: ${task.state}. ${task.reason ?? ""}`, {
+          kind,
+          action: { text: "See why", href: "#/teaching" },
+        });
       }
     } else if (before.progress?.phase !== task.progress?.phase && task.progress) {
       const said = `Learning ${names}: ${task.progress.phase}, ${Math.round(100 * task.progress.progress)} percent`;
@@ -99,7 +109,9 @@ class Tasks extends EventTarget {
   }
 
   #open() {
-    const wanted = this.all().filter((task) => !ENDED.has(task.state)).reverse();
+    const wanted = this.all()
+      .filter((task) => !ENDED.has(task.state))
+      .reverse();
     wanted.sort((a, b) => WORKING.has(b.state) - WORKING.has(a.state));
     for (const task of wanted.slice(0, STREAMS)) {
       if (!this.#streams.has(task.id) && this.#streams.size < STREAMS && !document.hidden) this.#follow(task.id);

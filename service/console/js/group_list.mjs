@@ -12,13 +12,19 @@ const MORE = 100; // images that somebody gets who asks
 const NEAR = "1200px 0px";
 
 export class GroupList {
-  #state; #order; #signal; #on;
+  #state;
+  #order;
+  #signal;
+  #on;
   #slots = new Map(); // group id -> { group, element }
   #bySlot = new WeakMap(); // element -> group
   #cursor = null;
   #ended = false;
   #loading = null;
-  #near; #end; #groups; #sentinel;
+  #near;
+  #end;
+  #groups;
+  #sentinel;
 
   /** `on` has all(group), look(novelty), failed(error), changed(), and `version`, which answers now. */
   constructor(box, { state, order, signal, on }) {
@@ -27,32 +33,50 @@ export class GroupList {
     this.#groups = h("div", { class: "groups" });
     this.#sentinel = h("div", { class: "sentinel", "aria-hidden": "true" });
     put(box, this.#groups, this.#sentinel);
-    this.#near = new IntersectionObserver((entries) => entries.forEach((entry) => this.#come(entry)), { rootMargin: NEAR });
-    this.#end = new IntersectionObserver((entries) => entries.at(-1).isIntersecting && this.more(), { rootMargin: NEAR });
+    this.#near = new IntersectionObserver((entries) => entries.forEach((entry) => this.#come(entry)), {
+      rootMargin: NEAR,
+    });
+    this.#end = new IntersectionObserver((entries) => entries.at(-1).isIntersecting && this.more(), {
+      rootMargin: NEAR,
+    });
     signal.addEventListener("abort", () => [this.#near, this.#end].forEach((observer) => observer.disconnect()));
   }
 
-  get empty() { return this.#ended && this.#slots.size === 0; }
+  get empty() {
+    return this.#ended && this.#slots.size === 0;
+  }
 
   /** The images that are shown, in their order. */
-  order() { return [...this.#slots.values()].flatMap(({ group }) => group.items.map((item) => item.id)); }
+  order() {
+    return [...this.#slots.values()].flatMap(({ group }) => group.items.map((item) => item.id));
+  }
 
   find(id) {
     for (const { group } of this.#slots.values()) for (const item of group.items) if (item.id === id) return item;
     return null;
   }
 
-  groupOf(id) { return [...this.#slots.values()].find(({ group }) => group.items.some((item) => item.id === id))?.group; }
+  groupOf(id) {
+    return [...this.#slots.values()].find(({ group }) => group.items.some((item) => item.id === id))?.group;
+  }
 
   /** The next page; one at a time, whoever asks. */
   more() {
-    if (!this.#ended) this.#loading ??= this.#load().finally(() => { this.#loading = null; });
+    if (!this.#ended)
+      this.#loading ??= this.#load().finally(() => {
+        this.#loading = null;
+      });
     return this.#loading;
   }
 
   async #load() {
     try {
-      const path = query("novelties/groups", { state: this.#state, order: this.#order, limit: PAGE, before: this.#cursor });
+      const path = query("novelties/groups", {
+        state: this.#state,
+        order: this.#order,
+        limit: PAGE,
+        before: this.#cursor,
+      });
       const page = await ask(path, { signal: this.#signal });
       this.#cursor = page.next_cursor;
       this.#ended = page.next_cursor === null;

@@ -31,26 +31,46 @@ export async function show(body, { signal }) {
 
   const box = h("div", { class: "list" });
   const news = h("div", { class: "news", "aria-live": "polite" });
-  const dock = new Dock(classes, {
-    named: (ids) => take(ids),
-    putAside: () => putAside(),
-    back: () => focusPick(box.querySelector("button.pick")),
-    changed: reload,
-  }, signal);
-  put(body, h("p", { class: "lead" }, "Images that were like nothing learned so far. Name what belongs together, and teach it."),
-    controls(reload), dock.element, news, box, help());
+  const dock = new Dock(
+    classes,
+    {
+      named: (ids) => take(ids),
+      putAside: () => putAside(),
+      back: () => focusPick(box.querySelector("button.pick")),
+      changed: reload,
+    },
+    signal,
+  );
+  put(
+    body,
+    h(
+      "p",
+      { class: "lead" },
+      "Images that were like nothing learned so far. Name what belongs together, and teach it.",
+    ),
+    controls(reload),
+    dock.element,
+    news,
+    box,
+    help(),
+  );
 
   function reload() {
     over.abort();
     over = new AbortController();
     dock.offer(ASIDE[chosen.state]?.button);
     put(news);
-    list = new GroupList(box, { ...chosen, signal: over.signal, on: { version, all, look: lookCloser, failed, changed } });
+    list = new GroupList(box, {
+      ...chosen,
+      signal: over.signal,
+      on: { version, all, look: lookCloser, failed, changed },
+    });
     return list.more();
   }
 
   function changed() {
-    if (list.empty) put(box, chosen.state === "new" ? nothing(classes) : h("p", { class: "empty" }, `Nothing is ${chosen.state}.`));
+    if (list.empty)
+      put(box, chosen.state === "new" ? nothing(classes) : h("p", { class: "empty" }, `Nothing is ${chosen.state}.`));
     mark(box);
   }
 
@@ -91,18 +111,28 @@ export async function show(body, { signal }) {
     }
   }
 
-  listen(box, {
-    order: () => list.order(),
-    name: () => dock.focus(),
-    all: (pick) => all(list.groupOf(pick.dataset.id)),
-    dismiss: putAside,
-    look: (id) => lookCloser(list.find(id)),
-  }, signal);
-  tasks.addEventListener("change", async () => {
-    if (!tasks.all().some((task) => task.version > version)) return;
-    ({ version, classes } = await ask("classes", { signal }));
-    dock.learn(classes);
-  }, { signal });
+  listen(
+    box,
+    {
+      order: () => list.order(),
+      name: () => dock.focus(),
+      all: (pick) => all(list.groupOf(pick.dataset.id)),
+      dismiss: putAside,
+      look: (id) => lookCloser(list.find(id)),
+    },
+    signal,
+  );
+  let learned = tasks.newestVersion;
+  tasks.addEventListener(
+    "change",
+    async () => {
+      if (tasks.newestVersion === learned) return;
+      learned = tasks.newestVersion;
+      ({ version, classes } = await ask("classes", { signal }));
+      dock.learn(classes);
+    },
+    { signal },
+  );
   await reload();
   watchForNews(() => list, news, reload, signal);
 }
@@ -114,8 +144,14 @@ function controls(changed) {
     changed();
   };
   const choice = (label, name, values) =>
-    labelled(label, h("select", { onchange: choose(name) },
-      Object.entries(values).map(([value, text]) => h("option", { value, selected: chosen[name] === value }, text))));
+    labelled(
+      label,
+      h(
+        "select",
+        { onchange: choose(name) },
+        Object.entries(values).map(([value, text]) => h("option", { value, selected: chosen[name] === value }, text)),
+      ),
+    );
   return h("div", { class: "row controls" }, choice("Show", "state", STATES), choice("Order", "order", ORDERS));
 }
 
@@ -130,7 +166,7 @@ function watchForNews(list, news, reload, signal) {
       if (list().empty) await reload();
       else put(news, button("New images have come: show them", reload));
     }
-    if (page) newest = seen > (newest ?? "") ? seen : newest ?? null;
+    if (page) newest = seen > (newest ?? "") ? seen : (newest ?? null);
   };
   look();
   const timer = setInterval(look, LOOK);
@@ -138,19 +174,40 @@ function watchForNews(list, news, reload, signal) {
 }
 
 const nothing = (classes) =>
-  empty("Nothing novel here",
-    h("p", {}, classes.length
-      ? "All that was asked lately is known, or has been named or dismissed. What is novel next appears here by itself."
-      : "Nothing has been learned yet, so every image that is sent is novel and appears here, to be named and taught."),
+  empty(
+    "Nothing novel here",
+    h(
+      "p",
+      {},
+      classes.length
+        ? "All that was asked lately is known, or has been named or dismissed. What is novel next appears here by itself."
+        : "Nothing has been learned yet, so every image that is sent is novel and appears here, to be named and taught.",
+    ),
     h("p", {}, "Send some:"),
     h("pre", {}, `curl --data-binary @photo.jpg ${location.origin}/predict`),
-    h("p", {}, h("a", { class: "button main", href: "#/try" }, "Try some pictures")));
+    h("p", {}, h("a", { class: "button main", href: "#/try" }, "Try some pictures")),
+  );
 
 const KEYS = {
-  "arrows": "to the next image", Tab: "to the next group", Space: "select", Shift: "with a click or an arrow: a range",
-  a: "all of the group", d: "dismiss", i: "look closer", Enter: "name", Esc: "select nothing",
+  arrows: "to the next image",
+  Tab: "to the next group",
+  Space: "select",
+  Shift: "with a click or an arrow: a range",
+  a: "all of the group",
+  d: "dismiss",
+  i: "look closer",
+  Enter: "name",
+  Esc: "select nothing",
 };
 
 const help = () =>
-  h("details", { class: "help" }, h("summary", {}, "Keys"),
-    h("dl", {}, Object.entries(KEYS).map(([key, text]) => [h("dt", {}, h("kbd", {}, key)), h("dd", {}, text)])));
+  h(
+    "details",
+    { class: "help" },
+    h("summary", {}, "Keys"),
+    h(
+      "dl",
+      {},
+      Object.entries(KEYS).map(([key, text]) => [h("dt", {}, h("kbd", {}, key)), h("dd", {}, text)]),
+    ),
+  );

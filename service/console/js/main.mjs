@@ -22,7 +22,7 @@ const allowed = () => Object.keys(PAGES).filter((name) => session.may(PAGES[name
 
 function address() {
   const [, name, ...rest] = location.hash.split("/");
-  return { name, rest: rest.map(decodeURIComponent) };
+  return { name, rest };
 }
 
 async function show() {
@@ -47,10 +47,17 @@ async function show() {
 }
 
 function drawNav(current) {
-  put(byId("nav"), allowed().map((name) =>
-    h("a", { href: `#/${name}`, "aria-current": name === current ? "page" : null }, PAGES[name].title)));
+  put(
+    byId("nav"),
+    allowed().map((name) =>
+      h("a", { href: `#/${name}`, "aria-current": name === current ? "page" : null }, PAGES[name].title),
+    ),
+  );
   const who = session.me.keys_needed
-    ? [h("span", { title: session.me.roles.join(", ") }, session.me.name), button("Forget the key", forget, { class: "plain" })]
+    ? [
+        h("span", { title: session.me.roles.join(", ") }, session.me.name),
+        button("Forget the key", forget, { class: "plain" }),
+      ]
     : [];
   put(byId("who"), who);
 }
@@ -74,6 +81,7 @@ function forget() {
 }
 
 function askForKey() {
+  if (byId("key")) return; // asked already: several requests may come back at once
   const refused = session.key !== null;
   session.key = null;
   session.me = null;
@@ -81,19 +89,31 @@ function askForKey() {
   tasks.stop();
   put(byId("nav"));
   put(byId("who"));
-  const input = h("input", { type: "password", autocomplete: "current-password", required: true, spellcheck: "false" });
+  const input = h("input", {
+    id: "key",
+    type: "password",
+    autocomplete: "current-password",
+    required: true,
+    spellcheck: "false",
+  });
   const submit = (event) => {
     event.preventDefault();
     session.key = input.value.trim();
+    put(main, h("h1", {}, "One moment…"));
     show();
   };
-  put(main,
+  put(
+    main,
     h("h1", {}, "A key, please"),
-    h("form", { class: "card narrow", onsubmit: submit },
+    h(
+      "form",
+      { class: "card narrow", onsubmit: submit },
       h("p", {}, "This server has keys. Yours says what you may do here; it is kept in this tab only."),
       refused && h("p", { class: "warn", role: "alert" }, "The server does not know that key."),
       labelled("Key", input),
-      h("div", { class: "row end" }, h("button", { type: "submit", class: "main" }, "Come in"))));
+      h("div", { class: "row end" }, h("button", { type: "submit", class: "main" }, "Come in")),
+    ),
+  );
   input.focus();
 }
 
@@ -108,7 +128,11 @@ function drawBusy() {
   if (!task) return;
   const done = task.progress ? ` ${percent(task.progress.progress)}` : "";
   const verb = task.state === "queued" ? "Waiting:" : "Learning";
-  put(busy, h("span", { class: "pulse", "aria-hidden": "true" }), `${verb} ${listed(Object.keys(task.counts), 2)}${done}`);
+  put(
+    busy,
+    h("span", { class: "pulse", "aria-hidden": "true" }),
+    `${verb} ${listed(Object.keys(task.counts), 2)}${done}`,
+  );
 }
 
 tasks.addEventListener("change", drawBusy);

@@ -6,9 +6,12 @@ import { h } from "./dom.mjs";
 
 const paths = new WeakMap(); // img -> where its bytes are
 
-const watcher = new IntersectionObserver((entries) => {
-  for (const { target, isIntersecting } of entries) isIntersecting ? fetchInto(target) : letGo(target);
-}, { rootMargin: "300px" });
+const watcher = new IntersectionObserver(
+  (entries) => {
+    for (const { target, isIntersecting } of entries) isIntersecting ? fetchInto(target) : letGo(target);
+  },
+  { rootMargin: "300px" },
+);
 
 async function fetchInto(image) {
   if (image.dataset.state) return;
@@ -42,6 +45,7 @@ function picture(path, alt, attributes) {
   return image;
 }
 
-export const thumbnail = (id, alt = "", size = 256) => picture(`novelties/${id}/thumbnail?size=${size}`, alt, { class: "thumb" });
+export const thumbnail = (id, alt = "", size = 256) =>
+  picture(`novelties/${id}/thumbnail?size=${size}`, alt, { class: "thumb" });
 
 export const wholePicture = (id, alt) => picture(`novelties/${id}/image`, alt, { class: "whole" });

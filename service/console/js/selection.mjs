@@ -42,7 +42,8 @@ function neighbour(pick, key, box) {
     const rows = down ? there.top - here.bottom : here.top - there.bottom;
     return rows < -8 ? Infinity : rows * 4 + Math.abs(there.left - here.left); // the next row first, then the nearest in it
   };
-  const best = picks.map((one) => ({ one, far: distance(one.getBoundingClientRect()) }))
+  const best = picks
+    .map((one) => ({ one, far: distance(one.getBoundingClientRect()) }))
     .filter(({ one, far }) => one !== pick && far < Infinity)
     .sort((a, b) => a.far - b.far)[0];
   return best?.one;
@@ -58,32 +59,40 @@ export function focusPick(pick) {
  * Listen in `box`. `on` has: order() -> ids as shown, name(), all(pick), dismiss(), look(id).
  */
 export function listen(box, on, signal) {
-  box.addEventListener("click", (event) => {
-    const pick = event.target.closest("button.pick");
-    if (!pick) return;
-    if (event.shiftKey) selection.extendTo(pick.dataset.id, on.order());
-    else selection.toggle(pick.dataset.id);
-  }, { signal });
+  box.addEventListener(
+    "click",
+    (event) => {
+      const pick = event.target.closest("button.pick");
+      if (!pick) return;
+      if (event.shiftKey) selection.extendTo(pick.dataset.id, on.order());
+      else selection.toggle(pick.dataset.id);
+    },
+    { signal },
+  );
 
-  box.addEventListener("keydown", (event) => {
-    const pick = event.target.closest("button.pick");
-    if (!pick || event.ctrlKey || event.metaKey || event.altKey) return;
-    const { key } = event;
-    if (key.startsWith("Arrow")) {
-      const next = neighbour(pick, key, box);
-      if (next && event.shiftKey) {
-        selection.anchor ??= pick.dataset.id;
-        selection.set([pick.dataset.id, next.dataset.id], true);
-      }
-      focusPick(next);
-    } else if (key === "Enter") on.name();
-    else if (key === "a") on.all(pick);
-    else if (key === "d") on.dismiss(pick);
-    else if (key === "i") on.look(pick.dataset.id);
-    else if (key === "Escape") selection.clear();
-    else return;
-    event.preventDefault();
-  }, { signal });
+  box.addEventListener(
+    "keydown",
+    (event) => {
+      const pick = event.target.closest("button.pick");
+      if (!pick || event.ctrlKey || event.metaKey || event.altKey) return;
+      const { key } = event;
+      if (key.startsWith("Arrow")) {
+        const next = neighbour(pick, key, box);
+        if (next && event.shiftKey) {
+          selection.anchor ??= pick.dataset.id;
+          selection.set([pick.dataset.id, next.dataset.id], true);
+        }
+        focusPick(next);
+      } else if (key === "Enter") on.name();
+      else if (key === "a") on.all(pick);
+      else if (key === "d") on.dismiss(pick);
+      else if (key === "i") on.look(pick.dataset.id);
+      else if (key === "Escape") selection.clear();
+      else return;
+      event.preventDefault();
+    },
+    { signal },
+  );
 
   selection.addEventListener("change", () => mark(box), { signal });
 }

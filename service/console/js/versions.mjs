@@ -34,16 +34,30 @@ export async function show(body, { signal, rest }) {
     data = await ask("versions", { signal });
     if (!data.versions.length) return put(body, nothing());
     if (!data.versions.some((one) => one.version === chosen)) chosen = data.serving || data.versions.at(-1).version;
-    put(body, problem(data), h("div", { class: "split" }, h("section", {}, h("h2", {}, "Lineage"), list), detail), plots, classes);
+    put(
+      body,
+      problem(data),
+      h("div", { class: "split" }, h("section", {}, h("h2", {}, "Lineage"), list), detail),
+      plots,
+      classes,
+    );
     drawList();
     const told = (await ask("classes", { signal })).classes;
     put(classes, classTable(told, load));
-    await Promise.all([drawDetail(), trends(line(data), (n) => detailOf(n, signal)).then((drawn) => put(plots, drawn))]);
+    await Promise.all([
+      drawDetail(),
+      trends(line(data), (n) => detailOf(n, signal)).then((drawn) => put(plots, drawn)),
+    ]);
   };
 
   const drawList = () => {
     const onLine = new Set(line(data).map((one) => one.version));
-    put(list, data.versions.toReversed().map((one) => entry(one, data, one.version === chosen, onLine.has(one.version), choose)));
+    put(
+      list,
+      data.versions
+        .toReversed()
+        .map((one) => entry(one, data, one.version === chosen, onLine.has(one.version), choose)),
+    );
   };
 
   const choose = (number) => {
@@ -64,31 +78,46 @@ export async function show(body, { signal, rest }) {
     }
   };
 
-  tasks.addEventListener("change", () => {
-    const newest = Math.max(0, ...tasks.all().map((task) => task.version ?? 0));
-    if (data && newest > Math.max(0, ...data.versions.map((one) => one.version))) load().catch(complain);
-  }, { signal });
+  tasks.addEventListener(
+    "change",
+    () => {
+      const shown = Math.max(0, ...(data?.versions ?? []).map((one) => one.version));
+      if (data && tasks.newestVersion > shown) load().catch(complain);
+    },
+    { signal },
+  );
   await load();
 }
 
 const nothing = () =>
-  empty("Nothing has been learned yet",
-    h("p", {}, "Every task that is learned makes a version, which stays here with what it knew and how well. Teach the first:"),
+  empty(
+    "Nothing has been learned yet",
+    h(
+      "p",
+      {},
+      "Every task that is learned makes a version, which stays here with what it knew and how well. Teach the first:",
+    ),
     h("pre", {}, `openworld teach fruit/ --url ${location.origin}`),
-    session.may("label") && h("p", {}, "Or name images in the ", h("a", { href: "#/inbox" }, "inbox"), "."));
+    session.may("label") && h("p", {}, "Or name images in the ", h("a", { href: "#/inbox" }, "inbox"), "."),
+  );
 
 /** From the first version to the one that answers. */
 function line(data) {
   const byNumber = new Map(data.versions.map((one) => [one.version, one]));
   const found = [];
-  for (let one = byNumber.get(data.serving); one && !found.includes(one); one = byNumber.get(one.parent)) found.unshift(one);
+  for (let one = byNumber.get(data.serving); one && !found.includes(one); one = byNumber.get(one.parent))
+    found.unshift(one);
   return found;
 }
 
 const problem = ({ problem: found, serving }) =>
-  found && h("div", { class: "problem", role: "alert" },
+  found &&
+  h(
+    "div",
+    { class: "problem", role: "alert" },
     h("h2", {}, `Version ${found.version ?? "?"} cannot be loaded`),
-    h("p", {}, `${found.reason}. Version ${serving} goes on answering; the next try is at ${moment(found.next_try)}.`));
+    h("p", {}, `${found.reason}. Version ${serving} goes on answering; the next try is at ${moment(found.next_try)}.`),
+  );
 
 /** What a version did, in a few words. */
 function deed(one, history) {
@@ -98,18 +127,38 @@ function deed(one, history) {
 }
 
 function entry(one, data, current, onLine, choose) {
-  const click = (event) => { event.preventDefault(); choose(one.version); };
-  return h("li", { class: onLine ? "on-line" : null },
-    h("a", { href: `#/versions/${one.version}`, "data-version": one.version, "aria-current": current ? "true" : null, onclick: click },
-      h("span", { class: "row between" },
+  const click = (event) => {
+    event.preventDefault();
+    choose(one.version);
+  };
+  return h(
+    "li",
+    { class: onLine ? "on-line" : null },
+    h(
+      "a",
+      {
+        href: `#/versions/${one.version}`,
+        "data-version": one.version,
+        "aria-current": current ? "true" : null,
+        onclick: click,
+      },
+      h(
+        "span",
+        { class: "row between" },
         h("strong", {}, `Version ${one.version}`),
-        one.state !== "available" && h("span", { class: `badge ${one.state}` }, one.state)),
+        one.state !== "available" && h("span", { class: `badge ${one.state}` }, one.state),
+      ),
       h("span", {}, one.reason ?? deed(one, data.history)),
-      h("span", { class: "quiet" },
+      h(
+        "span",
+        { class: "quiet" },
         one.created && ago(one.created),
         one.parent && one.parent !== one.version - 1 && `, from version ${one.parent}`,
         one.accuracy !== null && `, accuracy ${percent(one.accuracy)}`,
-        one.auc !== null && `, AUC ${fixed(one.auc)}`)));
+        one.auc !== null && `, AUC ${fixed(one.auc)}`,
+      ),
+    ),
+  );
 }
 
 function versionDetail(found, summary, data, load) {
@@ -117,20 +166,40 @@ function versionDetail(found, summary, data, load) {
     Made: `${moment(found.created)}${found.seconds ? `, in ${duration(found.seconds)}` : ""}`,
     From: found.parent ? `version ${found.parent}` : "nothing, it is the first",
     Changed: found.edit,
-    Brought: Object.entries(found.learned).map(([name, count]) => `${name} ${count}`).join(", "),
+    Brought: Object.entries(found.learned)
+      .map(([name, count]) => `${name} ${count}`)
+      .join(", "),
     Knows: found.tasks.map((names, place) => `${place + 1}: ${names.join(", ")}`).join("; "),
-    Capacity: found.capacity.used_max === undefined ? null : `${percent(found.capacity.used_max)} of the fullest adapter is taken`,
+    Capacity:
+      found.capacity.used_max === undefined
+        ? null
+        : `${percent(found.capacity.used_max)} of the fullest adapter is taken`,
     Rule: found.rule,
     Backbone: found.backbone,
   };
   const serving = found.version === data.serving;
   return [
-    h("header", { class: "row between" },
+    h(
+      "header",
+      { class: "row between" },
       h("h2", {}, `Version ${found.version}`),
-      serving ? h("span", { class: "badge serving" }, `answers since ${moment(data.since)}`)
-        : session.may("operate") && summary.state !== "damaged"
-          && button(found.version < data.serving ? "Roll back to it" : "Activate it", () => activate(found.version, data, load), { class: "main" })),
-    h("dl", {}, Object.entries(facts).filter(([, text]) => text).map(([name, text]) => [h("dt", {}, name), h("dd", {}, text)])),
+      serving
+        ? h("span", { class: "badge serving" }, `answers since ${moment(data.since)}`)
+        : session.may("operate") &&
+            summary.state !== "damaged" &&
+            button(
+              found.version < data.serving ? "Roll back to it" : "Activate it",
+              () => activate(found.version, data, load),
+              { class: "main" },
+            ),
+    ),
+    h(
+      "dl",
+      {},
+      Object.entries(facts)
+        .filter(([, text]) => text)
+        .map(([name, text]) => [h("dt", {}, name), h("dd", {}, text)]),
+    ),
     found.reports.length > 0 && gateTable(found.reports),
     found.reference.length > 0 && thresholdExplorer(found),
   ];
