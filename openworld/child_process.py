@@ -9,25 +9,15 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import sys
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 
+from tasks.mortal import mortal
+
 CHUNK = 65536  # bytes read at once, and the longest line that is waited for
 LAST_WORDS = 20  # lines kept for the message about a child that could not start
 LAST_LINES = 1.0  # seconds to read what an ended child has left in the pipe
-
-# Run by a Python of its own, which then becomes the child: code between fork and exec (`preexec_fn`) may deadlock
-# where there are threads. The signal is set before looking at the parent, as the parent may die in between.
-_DIE_WITH_PARENT = """\
-import ctypes, os, signal, sys
-PR_SET_PDEATHSIG = 1
-ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-if os.getppid() != int(sys.argv[1]):
-    sys.exit("the parent is gone")
-os.execv(sys.argv[2], sys.argv[2:])
-"""
 
 
 async def _at_once() -> None:
@@ -55,14 +45,11 @@ class ChildProcess:
 
     async def start(self) -> None:
         self._said.clear()
-        command = self._command
-        if sys.platform == "linux":
-            command = [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid()), *command]
         # A pipe of our own: with asyncio's, the child has not ended before every grandchild has let go of it.
         reading, writing = os.pipe()
         try:
             self._process = await asyncio.create_subprocess_exec(
-                *command,
+                *mortal(self._command),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=writing,
                 stderr=writing,

@@ -14,12 +14,12 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 
 from fastapi import Request
-from pydantic import ValidationError
 from starlette.datastructures import UploadFile
 from starlette.requests import ClientDisconnect
 
 from models.errors import ImageError
 from service.admission import Permit
+from service.documents import parse
 from service.errors import Abandoned, BadBase64, BadRequest, BodyTooLarge, NoImages
 from service.forms import read_form
 from service.schemas import Base64Images
@@ -106,14 +106,7 @@ async def _json(body: bytes, limits: BodyLimits) -> list[Sent]:
 def _parse_json(body: bytes, limits: BodyLimits) -> list[Sent]:
     if body.count(b",") > 4 * limits.images + MORE_COMMAS:
         raise _too_many(limits)
-    try:
-        document = Base64Images.model_validate_json(body)
-    except ValidationError as error:
-        first = error.errors(include_input=False, include_url=False)[0]
-        where = ".".join(map(str, first["loc"])) or "the body"
-        raise BadRequest(
-            f'the JSON cannot be read ({where}: {first["msg"]}): send {{"images": ["<base64>", ...]}}'
-        ) from error
+    document = parse(Base64Images, body, '{"images": ["<base64>", ...]}')
     if len(document.images) > limits.images:
         raise _too_many(limits)
     return [_decode(text) for text in document.images]

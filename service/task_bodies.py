@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Annotated
 
 from fastapi import Request
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.datastructures import UploadFile
 from starlette.requests import ClientDisconnect
 
 from models.errors import BatchError, StoreError
-from service.errors import Abandoned, BadRequest, BodyTooLarge, UnsupportedBody
+from service.documents import parse
+from service.errors import Abandoned, BodyTooLarge, UnsupportedBody
 from service.forms import read_form
 from tasks.batch import BatchCheck, BatchLimits, LabelledBatch
 from tasks.class_names import shown
@@ -97,14 +98,7 @@ async def _labels(
     body = b"".join([chunk async for chunk in _bounded(request, MAX_JSON)])
     if body.count(b",") > limits.max_images + limits.max_classes:
         raise BodyTooLarge(f"a batch may have {limits.max_images} images: split it")
-    try:
-        labels = Labels.model_validate_json(body)
-    except ValidationError as error:
-        first = error.errors(include_input=False, include_url=False)[0]
-        where = ".".join(map(str, first["loc"])) or "the body"
-        raise BadRequest(
-            f'the JSON cannot be read ({where}: {first["msg"]}): send {{"classes": {{"cat": ["<id>", ...]}}}}'
-        ) from error
+    labels = parse(Labels, body, '{"classes": {"cat": ["<id>", ...]}}')
     batch = await asyncio.to_thread(_check_labels, labels, known, limits, find)
     return batch, [id for ids in labels.classes.values() for id in ids]
 

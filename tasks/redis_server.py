@@ -12,7 +12,6 @@ import platform
 import shutil
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -25,22 +24,12 @@ from urllib.parse import quote
 
 from models.durable import make_folder
 from models.errors import QueueUnavailable
+from tasks.mortal import mortal
 
 BINARY_SETTING = "OPENWORLD_REDIS_SERVER"
 LONGEST_SOCKET = 100  # bytes of its path: Linux takes 107, macOS 103
 LOG_LINES = 15  # of a server that did not come up, in the message
 STOPPING = 10.0  # seconds from asking it to stop to killing it
-
-# Run by a Python of its own, which then becomes the server: code between fork and exec (`preexec_fn`) may deadlock
-# where there are threads. The signal is set before looking at the parent, as the parent may die in between.
-_DIE_WITH_PARENT = """\
-import ctypes, os, signal, sys
-PR_SET_PDEATHSIG = 1
-ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-if os.getppid() != int(sys.argv[1]):
-    sys.exit("the parent is gone")
-os.execv(sys.argv[2], sys.argv[2:])
-"""
 
 
 def find_binary() -> Path:
@@ -175,9 +164,7 @@ class RedisServer:
         with suppress(FileNotFoundError):
             self._log.replace(self._log.with_name("redis.log.1"))
         command = [str(binary.absolute()), *_options(self.folder, self._socket)]
-        if sys.platform == "linux":
-            command = [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid()), *command]
-        self._process = self._spawn(command, lock)
+        self._process = self._spawn(mortal(command), lock)
         lock.truncate(0)
         lock.write(os.fsencode(f"{self._process.pid} {self._socket}"))  # For the message to whoever comes second.
 
