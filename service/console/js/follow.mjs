@@ -16,7 +16,7 @@ class Tasks extends EventTarget {
   #streams = new Map(); // id -> AbortController
   #timer = null;
   #running = false;
-  counts = {};
+  #seenCounts = null; // tasks by state at the last look, as text
   problem = null; // why there is no list
   loaded = false;
 
@@ -42,6 +42,7 @@ class Tasks extends EventTarget {
     this.#quiet();
     document.removeEventListener("visibilitychange", this.#seen);
     this.#tasks.clear();
+    this.#seenCounts = null;
     this.loaded = false;
   }
 
@@ -53,16 +54,16 @@ class Tasks extends EventTarget {
     this.#streams.clear();
   }
 
-  /** Look at the list now, and again after a while. */
+  /** Look for tasks that have come or changed their state, now and again after a while. */
   async look() {
     clearTimeout(this.#timer);
     try {
-      const page = await ask(`tasks?limit=${KEPT}`);
+      // A glance, because a hundred tasks with their losses are much to ask for every few seconds.
+      const { counts } = await ask("tasks?limit=1");
+      const seen = JSON.stringify(counts);
+      if (seen !== this.#seenCounts) await this.#read();
+      this.#seenCounts = seen;
       this.problem = null;
-      this.counts = page.counts;
-      const listedIds = new Set(page.tasks.map((task) => task.id));
-      for (const id of this.#tasks.keys()) if (!listedIds.has(id)) this.#tasks.delete(id);
-      for (const task of page.tasks) this.#heard(task, false);
     } catch (error) {
       this.problem = error;
     }
@@ -72,6 +73,13 @@ class Tasks extends EventTarget {
     this.dispatchEvent(new Event("change"));
     if (this.problem?.code === "no_queue") return; // it never gets one while it runs
     this.#timer = setTimeout(() => this.look(), this.problem ? 4 * LOOK : LOOK);
+  }
+
+  async #read() {
+    const page = await ask(`tasks?limit=${KEPT}`);
+    const there = new Set(page.tasks.map((task) => task.id));
+    for (const id of this.#tasks.keys()) if (!there.has(id)) this.#tasks.delete(id);
+    for (const task of page.tasks) this.#heard(task, false);
   }
 
   /** A task that was just handed in, or has just changed. */

@@ -40,7 +40,7 @@ export async function show(body, { signal }) {
 
 function draw(pulse) {
   const images = pulse.known + pulse.novel;
-  if (!pulse.buckets.length && !pulse.swaps.length) return quiet(pulse);
+  if (!pulse.buckets.length) return quiet(pulse);
   const now = Date.parse(pulse.now),
     step = 1000 * pulse.seconds;
   const last = Math.floor(now / step) * step,
