@@ -59,7 +59,7 @@ def _row(name: str, field: FieldInfo) -> str:
 
 def _default(field: FieldInfo) -> str:
     if field.default_factory is not None:
-        return "the cores there are"
+        return "half the cores" if "decode" in (field.description or "") else "the cores there are"
     value: Any = field.default
     if value is None or value == ():
         return "none"

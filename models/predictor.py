@@ -63,9 +63,9 @@ class Predictor:
         """The pixels of one image: (3, H, W)."""
         return load_pixels(data, self.preprocessing, self.limits)
 
-    def score(self, pixels: Sequence[Array]) -> list[Scored]:
-        """Every task of the version on every image, in one go."""
-        features = self.runtime.features_of(self.model, np.stack(pixels))
+    def score(self, pixels: Sequence[Array], alone: bool = True) -> list[Scored]:
+        """Every task of the version on every image, in one go; `alone` when nothing else is computed meanwhile."""
+        features = self.runtime.features_of(self.model, np.stack(pixels), alone)
         answers = answer(self.model, gather(self.model, features))
         return [Scored(*pair) for pair in zip(answers, features.frozen, strict=True)]
 

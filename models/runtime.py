@@ -92,7 +92,11 @@ class Runtime:
         self, trunk: bytes | Path, blocks: bytes | Path, device: Device = "auto", threads: int | None = None
     ) -> None:
         _one_blas_thread()
+        threads = threads or _cores()
         self._trunk, self._blocks = (_session(graph, device, threads) for graph in (trunk, blocks))
+        # One image alone is quickest on all cores; several side by side need none of the waiting that this takes.
+        side_by_side = self.device == "cpu" and threads > 1
+        self._narrow = Runtime(trunk, blocks, device, 1) if side_by_side else self
 
     @property
     def device(self) -> Literal["cpu", "cuda"]:
@@ -132,8 +136,13 @@ class Runtime:
         """A GPU prepares itself for every new shape, so it gets few of them; a CPU would compute what is padded."""
         return count if self.device == "cpu" else next((size for size in PADDED if size >= count), count)
 
-    def features_of(self, model: Model, pixels: Array) -> Features:
-        """Every task's feature and the frozen one, the trunk computed once an image."""
+    def features_of(self, model: Model, pixels: Array, alone: bool = True) -> Features:
+        """Every task's feature and the frozen one, the trunk computed once an image.
+
+        `alone`: nothing else is computed meanwhile, so that all threads may be used.
+        """
+        if not alone and self._narrow is not self:
+            return self._narrow.features_of(model, pixels)
         tasks: list[list[Array]] = [[] for _ in model.tasks]
         frozen: list[Array] = []
         for start in range(0, len(pixels), CHUNK):
@@ -156,14 +165,14 @@ def _one_blas_thread() -> None:
     threadpool_limits(1, user_api="blas")
 
 
-def _session(graph: bytes | Path, device: Device, threads: int | None) -> onnxruntime.InferenceSession:
+def _session(graph: bytes | Path, device: Device, threads: int) -> onnxruntime.InferenceSession:
     asked = choose(device, onnxruntime.get_available_providers(), device != "cpu" and gpu_present())
     if CUDA in asked:
         _preload_cuda()
     options = onnxruntime.SessionOptions()
     options.log_severity_level = _LOG_ERRORS
     # A number of its own: left to itself, ONNX Runtime pins threads to cores that a container may not have.
-    options.intra_op_num_threads = threads or _cores()
+    options.intra_op_num_threads = threads
     # Threads that spin while they wait take the cores from decoding, from other lanes, and from the trainer.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     try:

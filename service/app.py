@@ -83,6 +83,7 @@ def create_app(settings: ServiceSettings) -> FastAPI:
         web,
     ):
         app.include_router(part.router)
+    app.router.routes.insert(0, predict.PlainPredict())
     docs.mount_assets(app)
     complete_openapi(app, keys=bool(settings.keys))
     return app

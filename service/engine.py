@@ -80,7 +80,8 @@ class Engine:
             if not self._queue:
                 self._something.clear()
             if batch:
-                under_way = asyncio.create_task(self._compute(batch))
+                alone = not self._batches and not self._queue
+                under_way = asyncio.create_task(self._compute(batch, alone))
                 self._batches.add(under_way)
                 under_way.add_done_callback(self._done)
             else:
@@ -109,12 +110,12 @@ class Engine:
         self._metrics.queue_depth.set(len(self._queue))
         return batch
 
-    async def _compute(self, batch: Sequence[_Waiting]) -> None:
+    async def _compute(self, batch: Sequence[_Waiting], alone: bool) -> None:
         started = time.monotonic()
         loop = asyncio.get_running_loop()
         try:
             scored = await loop.run_in_executor(
-                self._threads, batch[0].version.score, [waiting.pixels for waiting in batch]
+                self._threads, batch[0].version.score, [waiting.pixels for waiting in batch], alone
             )
         except Exception as error:
             log.exception("a batch of %d images could not be computed", len(batch))

@@ -202,7 +202,8 @@ class Live:
             sizes += predictor.runtime.sizes(self._largest_batch)
             self._warm.add(predictor.runtime)
         for size in sizes:
-            predictor.score([grey] * size)
+            for alone in (True, False):
+                predictor.score([grey] * size, alone)
 
     async def get(self, number: int | None) -> Served:
         """The version that answers, or one that a request asks for by number."""

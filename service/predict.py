@@ -8,6 +8,8 @@ from collections.abc import Coroutine, Sequence
 from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Header, Query, Request, Response
+from starlette.routing import Match, Route
+from starlette.types import Scope
 
 from models.errors import ImageError
 from models.predictor import Array
@@ -19,7 +21,7 @@ from service.problems import documented, problem_of
 from service.pulse import pulse_of
 from service.schemas import Base64Images, Failure, ImageProblem, Prediction, Predictions
 from service.served import Served
-from service.state import Parts, Predicting, Service
+from service.state import Parts, Predicting, Service, predicting, service_of
 
 router = APIRouter(tags=["robots"])
 T = TypeVar("T")
@@ -81,6 +83,32 @@ async def predict(
     return Response(
         Predictions.model_construct(predictions=predictions).model_dump_json(), media_type="application/json"
     )
+
+
+class PlainPredict(Route):
+    """POST /predict with neither a query nor a deadline of its own, which is nearly all of the traffic.
+
+    There is nothing to validate, so that the framework's share of a request, a good part of a millisecond, is saved.
+    Everything else goes on to the route above, which is also the one that the OpenAPI page shows.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("/predict", _plain, methods=["POST"])
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        match, child = super().matches(scope)
+        if match is not Match.FULL or scope["query_string"] or _has_deadline(scope["headers"]):
+            return Match.NONE, {}
+        return match, {**child, "route": self}
+
+
+def _has_deadline(headers: Sequence[tuple[bytes, bytes]]) -> bool:
+    return any(name == b"x-request-timeout" for name, _ in headers)
+
+
+async def _plain(request: Request) -> Response:
+    service = await service_of(request)
+    return await predict(request, service, await predicting(request, service))
 
 
 async def _in_time(work: Coroutine[Any, Any, T], deadline: float) -> T:

@@ -25,8 +25,8 @@ class Served(Protocol):
     def decode(self, data: bytes) -> Array:
         """Bytes to what `score` takes; an ImageError when they are not a picture."""
 
-    def score(self, pixels: Sequence[Array]) -> list[Scored]:
-        """An answer a picture, in order."""
+    def score(self, pixels: Sequence[Array], alone: bool = True) -> list[Scored]:
+        """An answer a picture, in order; `alone` when no other lane computes."""
 
 
 class NothingYet:
@@ -42,5 +42,5 @@ class NothingYet:
         read_image(data, self._limits, hint=1)
         return np.zeros((0,), np.float32)
 
-    def score(self, pixels: Sequence[Array]) -> list[Scored]:
+    def score(self, pixels: Sequence[Array], alone: bool = True) -> list[Scored]:
         return [Scored(NOTHING_KNOWN, None) for _ in pixels]

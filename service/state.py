@@ -33,7 +33,7 @@ from tasks.redis_client import connect
 
 log = logging.getLogger(__name__)
 
-GPU_BATCH, CPU_BATCH = 32, 4  # images at once, unless told: a GPU needs many to be busy, a CPU's caches like few
+GPU_BATCH, CPU_BATCH = 32, 8  # images at once, unless told: a GPU needs many to be busy, a CPU is with few
 
 
 class Service:
@@ -179,6 +179,7 @@ def holder_of(role: Role | None = None) -> Callable[..., Awaitable[Key]]:
 
 
 Anybody = Annotated[Key, Depends(holder_of())]
-Predicting = Annotated[Key, Depends(holder_of("predict"))]
+predicting = holder_of("predict")
+Predicting = Annotated[Key, Depends(predicting)]
 Labelling = Annotated[Key, Depends(holder_of("label"))]
 Operating = Annotated[Key, Depends(holder_of("operate"))]

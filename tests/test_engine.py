@@ -34,7 +34,7 @@ class Scale:
     def decode(self, data: bytes) -> Array:
         raise NotImplementedError
 
-    def score(self, pixels: Sequence[Array]) -> list[Scored]:
+    def score(self, pixels: Sequence[Array], alone: bool = True) -> list[Scored]:
         assert self.go.wait(10)
         self.batches.append([float(one[0]) for one in pixels])
         if self.fails_on in self.batches[-1]:
