@@ -39,6 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
             story.teach(names)
         flagged = story.find_novel(NEW)
         story.label(NEW, flagged)
+        story.tidy()
     story.show()
     return 0
 
@@ -68,6 +69,7 @@ class Story:
         self._columns: list[str] = []
         self._cells: dict[str, list[str]] = {}
         self._taught: set[str] = set()
+        self._asked: list[str] = []
         self._say(f"a service with version {client.versions().serving}")
 
     def teach(self, names: Sequence[str]) -> None:
@@ -104,6 +106,10 @@ class Story:
         self._say(f"\nA person names them in the inbox: {', '.join(f'{len(i)} {n}' for n, i in labels.items())}.")
         self._learn(self._client.teach(labels), names)
 
+    def tidy(self) -> None:
+        """The questions were ours and no finds of a robot: nobody should have to name them."""
+        self._client.dismiss(self._asked)
+
     def show(self) -> None:
         rows = [[name, *cells] for name, cells in self._cells.items()]
         out = tables.console()
@@ -118,13 +124,13 @@ class Story:
             raise OpenWorldError(f"task {task.id} ended as {ended.state}: {ended.reason}")
         self._say(f"  Version {ended.version} has learned it{'' if task.fresh else ' (some time ago)'}.")
         self._columns.append(f"version {ended.version}")
-        self._measure(names)
+        self._measure(names, ended.version)
 
-    def _measure(self, names: Sequence[str]) -> None:
+    def _measure(self, names: Sequence[str], version: int | None = None) -> None:
         """All classes so far, and those that are to come."""
         for name in [*(n for task in TASKS for n in task), *NEW]:
-            count = Count()
-            for answer in self._ask(views(name, ASKED, first=1000)):
+            count, pictures = Count(), views(name, ASKED, first=1000)
+            for answer in self._ask(pictures, version):
                 if answer is None:
                     count.novel += 1
                 elif answer == name:
@@ -137,8 +143,10 @@ class Story:
             if name in names:
                 self._say(f"  {name}: {told}")
 
-    def _ask(self, pictures: Sequence[bytes]) -> list[str | None]:
-        predictor = remote.RemotePredictor(self._client, None)
+            self._asked += [sha256_bytes(picture) for picture in pictures]
+
+    def _ask(self, pictures: Sequence[bytes], version: int | None = None) -> list[str | None]:
+        predictor = remote.RemotePredictor(self._client, version)
         answers = predictor.predict(pictures)
         return [None if isinstance(one, Exception) or one.novel else one.label for one in answers]
 

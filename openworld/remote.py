@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import os
+import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from models.answer import Answer
 from models.errors import ImageError, OpenWorldError
@@ -39,8 +41,19 @@ def client(arguments: argparse.Namespace, timeout: float = 30.0) -> Iterator[Cli
     url = arguments.url or os.environ.get(URL_SETTING) or URL
     if not url.startswith(("http://", "https://")):
         raise OpenWorldError(f"{url!r} is not an address of a service: write {URL}")
+    _knock(url)
     with Client(url, os.environ.get(KEY_SETTING) or None, timeout) as opened:
         yield opened
+
+
+def _knock(url: str) -> None:
+    """Nobody there is told at once: the client would wait, as it should for a robot."""
+    parts = urlsplit(url)
+    try:
+        port = parts.port or {"http": 80, "https": 443}[parts.scheme]
+        socket.create_connection((parts.hostname or "", port), timeout=5).close()
+    except (OSError, ValueError) as error:
+        raise OpenWorldError(f"no service at {url} ({error}): start one with `make run` or `openworld up`") from error
 
 
 class RemotePredictor:

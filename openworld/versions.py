@@ -43,6 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     if not versions and not rejected:
         print(f"nothing is learned in {arguments.data} yet. Start with: openworld learn FOLDER --data {arguments.data}")
+        print("A service that keeps its data elsewhere: name its folder with --data, or ask it: GET /versions")
         return 0
     out = tables.console()
     columns = [

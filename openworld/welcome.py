@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
+import sys
 from contextlib import suppress
 from http.client import HTTPConnection, HTTPException
 from typing import TYPE_CHECKING
@@ -80,4 +82,7 @@ def _learned(serving: ServiceSettings, version: int) -> str:
 
 
 def _teach(server: str) -> str:
-    return "openworld teach FOLDER" + (f" --url {server}" if server != remote.URL else "")
+    # As the reader's shell finds it: right after `make run` nothing is on the path yet.
+    found = shutil.which("openworld") or not sys.argv[0].endswith("openworld")
+    program = "openworld" if found else sys.argv[0]
+    return f"{program} teach FOLDER" + (f" --url {server}" if server != remote.URL else "")

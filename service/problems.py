@@ -134,8 +134,11 @@ async def on_http_error(request: Request, error: Exception) -> JSONResponse:
     """What the framework itself refuses: an unknown path, a wrong method, a form that is no form."""
     assert isinstance(error, HTTPException)
     code = _HTTP_CODES.get(error.status_code, "bad_request")
-    detail = str(error.detail)
-    problem = Problem(title=detail, status=error.status_code, code=code, detail=f"{detail}; see /docs")
+    title = str(error.detail)
+    detail = f"{title}: see /docs"
+    if error.status_code == 405 and error.headers:
+        detail = f"{request.method} is not for {request.url.path}: use {error.headers.get('Allow', 'another method')}"
+    problem = Problem(title=title, status=error.status_code, code=code, detail=detail)
     return respond(problem, request, error)
 
 

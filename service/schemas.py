@@ -50,7 +50,7 @@ class Prediction(BaseModel):
     novel: bool = Field(description="true: this is none of the classes learned so far")
     score: float | None = Field(description="log of the best class's score; null while nothing is learned")
     calibrated_score: float = Field(description="its quantile among known images, 0 to 1; comparable over versions")
-    p_novel: float = Field(description="probability that the image is of no learned class")
+    p_novel: float = Field(description="probability of no learned class, by another measure: decide by `novel`")
     task: int | None = Field(description="the task that the best class was learned in, from 0")
     nearest: list[Nearest] = Field(description="what it looks like, best first, also when novel")
     version: int = Field(description="the version that answered; 0 while nothing is learned")

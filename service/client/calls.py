@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 
 from models.errors import OpenWorldError
 from service.inbox.records import State
-from service.novelty_schemas import Novelties
+from service.novelty_schemas import Changed, Novelties
 from service.schemas import Classes, Prediction, Predictions, TaskAnswer, Versions
 
 URL = "http://127.0.0.1:8000"
@@ -149,6 +149,10 @@ def teach_ids(labels: Mapping[str, Sequence[str]], key: str | None, timeout: flo
 def novelties(state: State, before: int | None, timeout: float) -> Call[Novelties]:
     params = {"state": state, "limit": 200} | ({} if before is None else {"before": before})
     return Call(Novelties, "GET", "/novelties", {"params": params}, timeout)
+
+
+def dismiss(ids: Sequence[str], timeout: float) -> Call[Changed]:
+    return Call(Changed, "POST", "/novelties/dismiss", {"json": {"ids": list(ids)}}, timeout)
 
 
 def task(id: str, timeout: float) -> Call[TaskAnswer]:

@@ -70,6 +70,15 @@ class Client:
             if (before := page.next_cursor) is None:
                 return
 
+    def dismiss(self, ids: Sequence[str]) -> list[str]:
+        """Put novelties aside; those that were there. None of them being there is no error."""
+        try:
+            return (self._send(calls.dismiss(ids, self._timeout))).changed
+        except calls.ApiError as error:
+            if error.code != "not_found":
+                raise
+            return []
+
     def classes(self) -> Classes:
         return self._send(calls.classes(self._timeout))
 
