@@ -12,6 +12,7 @@ from service.keys import Key
 
 SLOWEST_GUESS = 30.0  # seconds: nobody should be sent away for longer on an estimate
 BURST_SECONDS = 2.0
+DOOR = 0.75  # of the limit: above it nobody new comes in, so that who is in can still turn out to be many
 
 
 class Admission:
@@ -24,16 +25,21 @@ class Admission:
 
     def enter(self) -> Permit:
         """A permit for one image, before a byte of it is read; `grow` says what it turned out to be."""
+        if self.images >= max(1, int(DOOR * self._max_images)):
+            raise self._full()
         permit = Permit(self)
         permit.grow(images=1)
         return permit
 
     def take(self, images: int, size: int) -> None:
         if self.images + images > self._max_images or self.bytes + size > self._max_bytes:
-            wait = min(SLOWEST_GUESS, self.images * self._seconds_per_image())
-            raise QueueIsFull("the server is at its limit: send fewer at once, or try again later", wait)
+            raise self._full()
         self.images += images
         self.bytes += size
+
+    def _full(self) -> QueueIsFull:
+        wait = min(SLOWEST_GUESS, self.images * self._seconds_per_image())
+        return QueueIsFull("the server is at its limit: send fewer at once, or try again later", wait)
 
     def give_back(self, images: int, size: int) -> None:
         self.images -= images

@@ -38,7 +38,7 @@ class ServiceSettings(BaseSettings):
     )
     lanes: int = Field(0, ge=0, description="batches computed side by side, 0: one a thread on a CPU, one on a GPU")
     max_batch: int = Field(0, ge=0, le=256, description="images computed at once, 0: 8 on a CPU, 32 on a GPU")
-    queue_limit: int = Field(256, ge=1, description="images inside the server at once; more get 429")
+    queue_limit: int = Field(256, ge=1, description="images inside the server at once; near it new requests get 429")
     memory_limit: int = Field(512 * MIB, ge=MIB, description="bytes of request bodies held at once; more get 429")
     max_body: int = Field(64 * MIB, ge=1024, description="bytes of one request")
     max_images: int = Field(64, ge=1, description="images of one request")

@@ -343,7 +343,7 @@ def test_a_permit_gives_back_what_it_took_whatever_happens() -> None:
 
 
 def test_who_finds_no_room_is_told_when_to_come_back_and_takes_nothing() -> None:
-    admission = Admission(2, 1000, lambda: 0.5)
+    admission = Admission(3, 1000, lambda: 0.5)  # two may come in, and one of them may turn out to be two
     with admission.enter() as first, admission.enter():
         with pytest.raises(QueueIsFull) as found:
             admission.enter()
