@@ -16,6 +16,7 @@ from models.answer import Answer
 from models.errors import ImageError, NothingLearned, OpenWorldError
 from models.store import VersionStore
 from openworld import remote, tables
+from openworld.progress import counting
 from openworld.versions import current_or_start
 
 if TYPE_CHECKING:
@@ -89,12 +90,14 @@ def _predict(arguments: argparse.Namespace, predictor: Answers) -> int:
     version = predictor.version
     failed = 0
     rows: list[Sequence[str | Text]] = []
-    for path, answer in _answers(predictor, arguments.files):
-        failed += isinstance(answer, str)
-        if arguments.json:
-            print(json.dumps(_document(path, answer, version)))
-        else:
-            rows.append(_row(path, answer))
+    with counting("images") as done:
+        for path, answer in _answers(predictor, arguments.files):
+            failed += isinstance(answer, str)
+            done(1)
+            if arguments.json:
+                print(json.dumps(_document(path, answer, version)))
+            else:
+                rows.append(_row(path, answer))
     if not arguments.json:
         columns = ["file", "answer", "score ", "p(novel) ", "looks like"]
         where = f" of {arguments.url}" if arguments.url else ""

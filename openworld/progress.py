@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
@@ -54,6 +55,19 @@ class Display:
         if event.phase != self._phase or now - self._last >= EVERY_SECONDS:
             self._phase, self._last = event.phase, now
             print(f"{event.progress:4.0%} {event.phase}: {detail(event)}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def counting(what: str) -> Iterator[Callable[[int], None]]:
+    """A bar that counts, for people only: call what it gives with how many more are done."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda more: None
+        return
+    columns = (TextColumn(what, markup=False), BarColumn(), TextColumn("{task.completed:.0f}"))
+    with Progress(*columns, console=console, transient=True) as bar:
+        shown = bar.add_task("", total=None)
+        yield lambda more: bar.advance(shown, more)
 
 
 def detail(event: Event) -> str:

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,9 @@ import psutil
 import pytest
 
 from models.store import VersionStore
+from tasks.announcements import announce
+from tasks.redis_client import connect
+from tasks.redis_server import RedisServer
 from tests.robots import RunningServer, known, robot_folder, running_server, wait_until
 
 CLIENTS = 32
@@ -128,3 +132,16 @@ def test_a_server_without_a_version_answers_novel_until_there_is_one(tmp_path: P
         }
         robot_folder(empty)
         wait_until(lambda: answers(server, "class 0")["version"] == 3)
+
+
+def test_an_announced_version_is_served_long_before_the_next_look(tmp_path: Path) -> None:
+    data = robot_folder(tmp_path / "robot", current=1)
+    with (
+        RedisServer(tmp_path / "redis") as redis,
+        running_server(data, poll_seconds=600, redis_url=redis.url) as server,
+    ):
+        assert answers(server, "class 4")["version"] == 1
+        VersionStore(data).activate(3, "trainer", "as a trainer would")
+        with closing(connect(redis.url)) as client:
+            # Said again until it is heard: the server may just be connecting, and looks for itself when it has.
+            wait_until(lambda: announce(client, 3) or answers(server, "class 4")["version"] == 3)
