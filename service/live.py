@@ -114,15 +114,15 @@ class Live:
         left = (self.failure.next_try - datetime.now(UTC)).total_seconds()
         return min(self._poll_seconds, max(left, 0.05))
 
-    async def _refresh(self) -> LoadFailure | None:
-        """Make the current version the one that answers, if it can be loaded."""
+    async def _refresh(self, asked: bool = False) -> LoadFailure | None:
+        """Make the current version the one that answers, if it can be loaded; `asked` by people: no back-off."""
         async with self._loading:
             wanted = None
             try:
                 wanted = await asyncio.to_thread(self.store.current)
                 if wanted is None or wanted == self.current.version:
                     self.failure = None
-                elif self._may_try(wanted):
+                elif asked or self._may_try(wanted):
                     self._swap(*await self._open(wanted))
             except Exception as error:  # whatever it is: what answers must go on answering
                 self._failed(wanted, error)
@@ -245,8 +245,7 @@ class Live:
         if number not in await asyncio.to_thread(self.store.versions):
             raise NotFound(f"there is no version {number}: see GET /versions")
         await asyncio.to_thread(self.store.activate, number, by, reason)
-        self.failure = None  # people asked for it: no back-off
-        failure = await self._refresh()
+        failure = await self._refresh(asked=True)
         await asyncio.to_thread(announce, number)
         if failure is not None and failure.version == number:
             raise VersionUnusable(f"version {number} is current, but cannot be loaded here: {failure.reason}")

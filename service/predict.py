@@ -71,7 +71,7 @@ async def predict(
         images = await _in_time(read_images(request, service.body_limits, permit), deadline)
         service.metrics.stage_seconds.labels("read").observe(time.monotonic() + seconds - deadline)
         service.rate_limiter.take(key, len(images))
-        served = await service.live.get(version)
+        served = await _in_time(service.live.get(version), deadline)
         work = _answer_all(service, served, images, key.name, deadline)
         try:
             predictions = await _while_wanted(request, work, deadline)
@@ -146,11 +146,23 @@ async def _answer_all(
     if len(images) == 1:
         results = [await _answer(service, served, images[0], client, deadline)]
     else:
-        results = await asyncio.gather(*(_answer(service, served, image, client, deadline) for image in images))
+        results = await _together([_answer(service, served, image, client, deadline) for image in images])
     errors = [result for result in results if isinstance(result, ImageError)]
     if len(errors) == len(results):
         raise errors[0]
     return [_failure(result) if isinstance(result, ImageError) else result for result in results]
+
+
+async def _together(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """All of it, or the first error; then nothing of it goes on: its request is over, and its permit given back."""
+    tasks = [asyncio.create_task(one) for one in work]
+    try:
+        return await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
 
 
 def _failure(error: ImageError) -> Failure:

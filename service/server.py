@@ -37,7 +37,7 @@ class Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._service.draining:
-            super().handle_exit(sig, frame)
+            self.should_exit = self.force_exit = True
             return
         self._service.drain()
         log.info("%s: not ready any more, answering what comes for a moment", signal.Signals(sig).name)

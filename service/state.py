@@ -33,6 +33,8 @@ from tasks.redis_client import connect
 
 log = logging.getLogger(__name__)
 
+BATCHES = 2  # labelled batches checked at once: each is in memory meanwhile
+WAITING_THREADS = 64  # for what waits for disks and for Redis
 GPU_BATCH, CPU_BATCH = 32, 8  # images at once, unless told: a GPU needs many to be busy, a CPU is with few
 
 
@@ -72,6 +74,7 @@ class Service:
             max_images=settings.task_max_images,
             max_bytes=settings.task_max_bytes,
         )
+        self.batches = asyncio.Semaphore(BATCHES)
         url = settings.redis_url
         self._redis = connect(url.get_secret_value()) if url is not None else None
         self._queue = TaskQueue(self._redis, lease_seconds=settings.lease_seconds) if self._redis is not None else None
@@ -91,6 +94,8 @@ class Service:
         return self.live.usable and not self.draining
 
     async def start(self) -> None:
+        # Python's own default has a handful of threads, which a Redis that hangs would take from everything else.
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(WAITING_THREADS))
         self.engine.start()
         await self.live.start()
         if self.settings.redis_url is not None:

@@ -1,7 +1,7 @@
 """Three ways to hand in a labelled batch: a form with a field a class, a zip with a folder a class, ids with labels.
 
-All end in one `LabelledBatch`, or in one `BatchError` that lists everything that is wrong. Uploads of gigabytes go to
-temporary files, not to memory; checking them is done in a thread.
+All end in one `LabelledBatch`, or in one `BatchError` that lists everything that is wrong. Uploads go to temporary
+files while they come; a batch is in memory while it is checked and stored, in a thread, so that few are taken at once.
 """
 
 from __future__ import annotations

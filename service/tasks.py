@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import time
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Path, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
 from models.edits import active_classes, unusable
-from models.errors import BatchError
+from models.errors import BatchError, QueueUnavailable, StoreError, UnknownTask
 from service.problems import documented
 from service.schemas import TaskAnswer, TaskPage
 from service.state import Anybody, Labelling, Parts, Service
@@ -21,6 +23,7 @@ from tasks.batch import LabelledBatch
 from tasks.image_store import ImageStore
 from tasks.task import STATES, Task, TaskState
 
+log = logging.getLogger(__name__)
 router = APIRouter(tags=["labellers"])
 
 LOOKS = 0.5  # seconds between two looks at a task whose events somebody follows
@@ -66,15 +69,20 @@ async def submit(
     queue = service.queue()
     manifest = await asyncio.to_thread(service.live.current_manifest)
     known = active_classes(manifest) if manifest else []
-    batch, ids = await read_batch(request, known, service.batch_limits, service.find_image)
-    if manifest and (problems := unusable(manifest, batch.classes)):
-        raise BatchError(problems)
-    await asyncio.to_thread(_store, service, batch)
+    async with service.batches:
+        batch, ids = await read_batch(request, known, service.batch_limits, service.find_image)
+        if manifest and (problems := unusable(manifest, batch.classes)):
+            raise BatchError(problems)
+        await asyncio.to_thread(_store, service, batch)
     task = Task.of(batch, key.name)
     submitted = await asyncio.to_thread(queue.submit, task, idempotency_key)
     if service.inbox is not None:
         # By the images' hashes as well: whoever sent a picture that is in the inbox has labelled it.
-        await asyncio.to_thread(service.inbox.set_state, [*ids, *(i.sha256 for i in batch.images)], "labelled")
+        done = [*ids, *(image.sha256 for image in batch.images)]
+        try:
+            await asyncio.to_thread(service.inbox.set_state, done, "labelled")
+        except StoreError as error:  # the task is accepted, and that is what was asked for
+            log.warning("the inbox does not know that task %s has its images: %s", submitted.task.id, error)
     response.headers["Location"] = f"/tasks/{submitted.task.id}"
     return TaskAnswer.of(submitted.task, fresh=submitted.fresh)
 
@@ -150,4 +158,8 @@ async def _follow(service: Service, task: Task) -> AsyncIterator[str]:
         if task.ended or service.draining:  # a server that is about to go must not be held by those who watch
             return
         await asyncio.sleep(LOOKS)
-        task = await asyncio.to_thread(queue.get, task.id)
+        with suppress(QueueUnavailable):  # Redis may come back: until then the last known state stands
+            try:
+                task = await asyncio.to_thread(queue.get, task.id)
+            except UnknownTask:
+                return  # it has fallen out of the history

@@ -40,7 +40,7 @@ async def listen(url: str, prefix: str = "openworld") -> AsyncGenerator[int, Non
                 async for version in heard:
                     pause = FIRST_PAUSE
                     yield version
-        except (redis.RedisError, OSError) as error:
+        except Exception as error:  # whatever somebody sends on this channel: who listens goes on listening
             # Once when it breaks, then quietly: a night without Redis need not fill a disk.
             level = logging.WARNING if pause == FIRST_PAUSE else logging.DEBUG
             _log.log(level, "no announcements of new versions for now (%s); connecting again", error)
@@ -54,6 +54,7 @@ async def _until_it_breaks(url: str, channel: str) -> AsyncGenerator[int, None]:
         client = Redis.from_url(
             url,
             decode_responses=True,
+            encoding_errors="replace",
             socket_connect_timeout=CONNECT_SECONDS,
             socket_timeout=HEARTBEAT_SECONDS,
             retry=Retry(NoBackoff(), 0),
@@ -76,7 +77,7 @@ async def _until_it_breaks(url: str, channel: str) -> AsyncGenerator[int, None]:
                 yield LOOK
             elif message["type"] == "message":
                 text = str(message["data"])
-                if text.isascii() and text.isdigit():
+                if text.isascii() and text.isdigit() and len(text) <= 18:
                     yield int(text)
                 else:
                     _log.warning("an announcement that is no version number: %.80r", text)

@@ -128,15 +128,21 @@ class Worker:
             outcome = learn_batch(self._root, batch, self._settings, watch.heard, patience=patience)
         except BatchError as error:
             problems = "; ".join(error.problems)
-            return lambda: lease.fail(problems, retry=False)
+            return self._failed(lease, problems, retry=False)
         except OpenWorldError as error:
-            reason = str(error)
-            return lambda: lease.fail(reason, retry=True)
+            return self._failed(lease, str(error), retry=True)
         except Exception as error:
             log.exception("task %s failed", lease.task.id)
-            reason = f"{type(error).__name__}: {error}"
-            return lambda: lease.fail(reason, retry=True)
+            return self._failed(lease, f"{type(error).__name__}: {error}", retry=True)
         return self._ending(lease, outcome)
+
+    def _failed(self, lease: Lease, reason: str, retry: bool) -> Callable[[], Task]:
+        """Unless the version is there all the same: what failed then came after it, and the task is learned."""
+        version = VersionStore(self._root).find_task(lease.task.id)
+        if version is None:
+            return lambda: lease.fail(reason, retry=retry)
+        log.warning("task %s is version %d, but then: %s", lease.task.id, version, reason)
+        return lambda: lease.publish(version)
 
     def _ending(self, lease: Lease, outcome: Outcome) -> Callable[[], Task]:
         result = _result(outcome)
