@@ -99,6 +99,11 @@ class VersionStore:
             raise CorruptVersion(f"version {n}: {MANIFEST} says it is version {manifest.version}, not {n}")
         return manifest
 
+    def current_manifest(self) -> Manifest | None:
+        """Of the current version; None before the first."""
+        current = self.current()
+        return None if current is None else self.manifest(current)
+
     def load(self, n: int | None = None, *, expect_backbone: str | None = None) -> LoadedVersion:
         """The version `n`, or the current one, after checking every hash; the server and the gate both come here."""
         n = self.current() if n is None else n

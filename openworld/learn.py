@@ -83,9 +83,8 @@ def run(arguments: argparse.Namespace) -> int:
     _require_extra()
     settings = read_settings(arguments)
     store = VersionStore(arguments.data)
-    current = store.current()
-    known = [] if current is None else store.manifest(current).classes
-    batch = load_batch(arguments.images, known)
+    parent = store.current_manifest()
+    batch = load_batch(arguments.images, parent.classes if parent else [])
     with Display() as display, warnings.catch_warnings():
         warnings.filterwarnings("ignore", module=r"(torch|timm|onnx|onnxscript)(\.|$)")  # nobody here can act on them
         display.say(f"{tables.count(len(batch.images), 'image')} of {', '.join(batch.classes)}; loading PyTorch")

@@ -22,7 +22,7 @@ router = APIRouter(tags=["labellers"])
 
 @router.get("/classes", summary="What has been learned, and what became of it", responses=documented(401))
 async def classes(service: Parts, key: Anybody) -> Classes:
-    return _classes(await asyncio.to_thread(service.live.current_manifest))
+    return _classes(await asyncio.to_thread(service.live.store.current_manifest))
 
 
 @router.patch(

@@ -22,7 +22,6 @@ import numpy as np
 from models.durable import sha256_bytes
 from models.errors import CorruptVersion, Damage
 from models.images import ImageLimits
-from models.manifest import Manifest
 from models.predictor import Predictor
 from models.runtime import Runtime
 from models.runtimes import Runtimes
@@ -228,11 +227,6 @@ class Live:
             raise VersionUnusable(f"version {number} cannot be loaded: {error}") from error
         while len(self._pinned) > self._max_pinned:
             self._pinned.popitem(last=False)
-
-    def current_manifest(self) -> Manifest | None:
-        """Of the version that the data folder calls current; None before the first. Reads the disk."""
-        current = self.store.current()
-        return None if current is None else self.store.manifest(current)
 
     # Switching
 

@@ -67,7 +67,7 @@ async def submit(
 ) -> TaskAnswer:
     """202: it will be learned exactly once, or reported as failed with its reason, whatever is killed meanwhile."""
     queue = service.queue()
-    manifest = await asyncio.to_thread(service.live.current_manifest)
+    manifest = await asyncio.to_thread(service.live.store.current_manifest)
     known = active_classes(manifest) if manifest else []
     async with service.batches:
         batch, ids = await read_batch(request, known, service.batch_limits, service.find_image)

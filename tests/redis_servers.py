@@ -3,7 +3,7 @@
 import hashlib
 import importlib.util
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,7 +17,7 @@ from tasks.lease import Lease
 from tasks.queue import TaskQueue
 from tasks.queue_scripts import GROUP
 from tasks.redis_client import connect
-from tasks.redis_server import find_binary
+from tasks.redis_server import RedisServer, find_binary
 from tasks.task import Task, TaskProgress, TaskState
 
 
@@ -121,3 +121,24 @@ def refused_in_every_way(lease: Lease) -> None:
     for call in EVERY_CALL:
         with pytest.raises(LeaseLost, match="drop this work"):
             call(lease)
+
+
+def queue_on(flavours: Sequence[Any]) -> tuple[Any, Any, Any]:
+    """Fixtures `address`, `client` and `queue` for a module, on each of these servers in turn."""
+
+    @pytest.fixture(scope="module", params=flavours)
+    def address(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, int]]:
+        binary, protocol = request.param
+        with RedisServer(tmp_path_factory.mktemp("redis"), binary) as server:
+            yield server.url, protocol
+
+    @pytest.fixture
+    def client(address: tuple[str, int]) -> Iterator[redis.Redis]:
+        with client_of(*address) as client:
+            yield client
+
+    @pytest.fixture
+    def queue(client: redis.Redis) -> TaskQueue:
+        return TaskQueue(client)
+
+    return address, client, queue

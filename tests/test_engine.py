@@ -32,7 +32,7 @@ class Scale:
     fails_on: float | None = None
 
     def decode(self, data: bytes) -> Array:
-        raise NotImplementedError
+        raise AssertionError("the engine does not decode")
 
     def score(self, pixels: Sequence[Array], alone: bool = True) -> list[Scored]:
         assert self.go.wait(10)

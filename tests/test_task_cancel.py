@@ -1,33 +1,13 @@
 """Cancelling and retrying a task, in every state that it can be in."""
 
-from collections.abc import Iterator
-
 import pytest
-import redis
 
 from models.errors import WrongState
 from tasks.queue import TaskQueue
-from tasks.redis_server import RedisServer
 from tasks.task import TaskProgress, TaskState
-from tests.redis_servers import FLAVOURS_IN_SHORT, a_task, client_of, end, held
+from tests.redis_servers import FLAVOURS_IN_SHORT, a_task, end, held, queue_on
 
-
-@pytest.fixture(scope="module", params=FLAVOURS_IN_SHORT)
-def address(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, int]]:
-    binary, protocol = request.param
-    with RedisServer(tmp_path_factory.mktemp("redis"), binary) as server:
-        yield server.url, protocol
-
-
-@pytest.fixture
-def client(address: tuple[str, int]) -> Iterator[redis.Redis]:
-    with client_of(*address) as client:
-        yield client
-
-
-@pytest.fixture
-def queue(client: redis.Redis) -> TaskQueue:
-    return TaskQueue(client)
+address, client, queue = queue_on(FLAVOURS_IN_SHORT)
 
 
 def test_a_waiting_task_is_cancelled_at_once(queue: TaskQueue) -> None:

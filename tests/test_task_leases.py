@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -11,37 +11,21 @@ import redis
 from models.errors import LeaseLost
 from tasks.lease import Lease
 from tasks.queue import LOOKS_AGAIN, TaskQueue
-from tasks.redis_server import RedisServer
 from tasks.task import TaskProgress
 from tests.redis_servers import (
     EVERY_CALL,
     FLAVOURS_AND_PROTOCOLS,
     a_task,
-    client_of,
     held,
     let_lapse,
+    queue_on,
     refused_in_every_way,
 )
 
 SHORT = 0.3  # seconds
 
 
-@pytest.fixture(scope="module", params=FLAVOURS_AND_PROTOCOLS)
-def address(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, int]]:
-    binary, protocol = request.param
-    with RedisServer(tmp_path_factory.mktemp("redis"), binary) as server:
-        yield server.url, protocol
-
-
-@pytest.fixture
-def client(address: tuple[str, int]) -> Iterator[redis.Redis]:
-    with client_of(*address) as client:
-        yield client
-
-
-@pytest.fixture
-def queue(client: redis.Redis) -> TaskQueue:
-    return TaskQueue(client)
+address, client, queue = queue_on(FLAVOURS_AND_PROTOCOLS)
 
 
 def test_tasks_are_handed_out_in_order_one_at_a_time(queue: TaskQueue) -> None:

@@ -1,41 +1,24 @@
 """The queue when a connection breaks before the answer, and when somebody meddles with its keys by hand."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import redis
 
 from tasks.lease import Lease
 from tasks.queue import TaskQueue
-from tasks.redis_server import RedisServer
 from tests.redis_servers import (
     EVERY_CALL,
     FLAVOURS_IN_SHORT,
     a_task,
     answers_get_lost,
-    client_of,
     held,
     let_lapse,
+    queue_on,
     refused_in_every_way,
 )
 
-
-@pytest.fixture(scope="module", params=FLAVOURS_IN_SHORT)
-def address(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, int]]:
-    binary, protocol = request.param
-    with RedisServer(tmp_path_factory.mktemp("redis"), binary) as server:
-        yield server.url, protocol
-
-
-@pytest.fixture
-def client(address: tuple[str, int]) -> Iterator[redis.Redis]:
-    with client_of(*address) as client:
-        yield client
-
-
-@pytest.fixture
-def queue(client: redis.Redis) -> TaskQueue:
-    return TaskQueue(client)
+address, client, queue = queue_on(FLAVOURS_IN_SHORT)
 
 
 def test_a_claim_whose_answer_was_lost_is_one_claim(queue: TaskQueue) -> None:

@@ -1,7 +1,7 @@
 """The queue for those who submit and watch: accepted once, in order, bounded, and never silently forgotten."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TypeVar
@@ -12,29 +12,13 @@ import redis
 from models.errors import IdempotencyConflict, QueueFull, QueueUnavailable, UnknownTask
 from tasks.queue import TaskQueue
 from tasks.redis_client import connect
-from tasks.redis_server import RedisServer
 from tasks.task import STATES, TaskProgress, TaskState
-from tests.redis_servers import FLAVOURS_AND_PROTOCOLS, a_task, answers_get_lost, client_of, end, held
+from tests.redis_servers import FLAVOURS_AND_PROTOCOLS, a_task, answers_get_lost, end, held, queue_on
 
 T = TypeVar("T")
 
 
-@pytest.fixture(scope="module", params=FLAVOURS_AND_PROTOCOLS)
-def address(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, int]]:
-    binary, protocol = request.param
-    with RedisServer(tmp_path_factory.mktemp("redis"), binary) as server:
-        yield server.url, protocol
-
-
-@pytest.fixture
-def client(address: tuple[str, int]) -> Iterator[redis.Redis]:
-    with client_of(*address) as client:
-        yield client
-
-
-@pytest.fixture
-def queue(client: redis.Redis) -> TaskQueue:
-    return TaskQueue(client)
+address, client, queue = queue_on(FLAVOURS_AND_PROTOCOLS)
 
 
 def at_once(calls: list[Callable[[], T]]) -> list[T | Exception]:

@@ -165,13 +165,8 @@ def _check_labels(store: VersionStore, batch: LabelledBatch) -> None:
 
 def _check_memory(store: VersionStore, batch: LabelledBatch, settings: LearnerSettings) -> None:
     """The learner would refuse it too, but only when the folder and the backbone are there."""
-    check_size(known_classes(store), batch.classes, settings.memory)
-
-
-def known_classes(store: VersionStore) -> set[str]:
-    """The classes of the current version; none before the first."""
-    current = store.current()
-    return set() if current is None else set(store.manifest(current).classes)
+    current = store.current_manifest()
+    check_size(current.classes if current else [], batch.classes, settings.memory)
 
 
 def _check_space(store: VersionStore, batch: LabelledBatch, settings: LearnerSettings) -> None:

@@ -93,11 +93,9 @@ class Worker:
 
     def _show_current(self) -> None:
         """What the last version can do, so that dashboards know it again after a restart."""
-        store = VersionStore(self._root)
         with suppress(StoreError):
-            current = store.current()
-            if current is not None:
-                self._metrics.learned(store.manifest(current))
+            if (current := VersionStore(self._root).current_manifest()) is not None:
+                self._metrics.learned(current)
 
     def work(self, lease: Lease) -> None:
         """Learn one task and tell the queue."""
