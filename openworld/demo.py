@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from models.durable import sha256_bytes
 from models.errors import OpenWorldError
+from models.files import sha256_bytes
 from openworld import remote, tables
 from openworld.demo_views import views
 from openworld.teach import follow, zipped

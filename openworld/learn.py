@@ -15,8 +15,8 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import SettingsError
 
 from models.errors import OpenWorldError
-from models.manifest import Manifest
-from models.store import VersionStore
+from models.versions.manifest import Manifest
+from models.versions.store import VersionStore
 from openworld import tables
 from openworld.progress import Display
 from tasks.sources import load_batch

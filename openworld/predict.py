@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from rich.text import Text
 
-from models.answer import Answer
 from models.errors import ImageError, NothingLearned, OpenWorldError
-from models.store import VersionStore
+from models.inference.answer import Answer
+from models.versions.store import VersionStore
 from openworld import remote, tables
 from openworld.progress import counting
 from openworld.versions import current_or_start
 
 if TYPE_CHECKING:
-    from models.predictor import Predictor
+    from models.inference.predictor import Predictor
 
 SUMMARY = "name images, or say that they are novel"
 EPILOG = """\
@@ -81,7 +81,7 @@ def _local(arguments: argparse.Namespace) -> Predictor:
             f"there is no version {version} in {store.root}, only {', '.join(map(str, there)) or 'none'}"
         )
     # Here and not above: ONNX Runtime need not load for a mistyped command.
-    from models.predictor import Predictor
+    from models.inference.predictor import Predictor
 
     return Predictor.open(arguments.data, version, arguments.device)
 

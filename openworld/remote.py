@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from models.answer import Answer
 from models.errors import ImageError, OpenWorldError
+from models.inference.answer import Answer
 
 if TYPE_CHECKING:
     from service.client import Client, Prediction

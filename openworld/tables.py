@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from models.manifest import Manifest
+from models.versions.manifest import Manifest
 from openworld.progress import duration
 
 PIPE_WIDTH = 200  # a file has no width to fit into

@@ -12,8 +12,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from models.durable import make_folder
 from models.errors import OpenWorldError
+from models.files import make_folder
 from openworld import learn, logs
 from openworld.child_process import ChildProcess
 from openworld.claims import free_port, only_one

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from models.errors import CorruptVersion, NothingLearned, OpenWorldError
-from models.lineage import lineage, summary
-from models.manifest import Manifest
-from models.store import MANIFEST, VersionStore
+from models.versions.lineage import lineage, summary
+from models.versions.manifest import Manifest
+from models.versions.store import MANIFEST, VersionStore
 from openworld import tables
 
 SUMMARY = "list the versions, the current one marked, and what was rejected"

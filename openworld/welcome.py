@@ -11,7 +11,7 @@ from http.client import HTTPConnection, HTTPException
 from typing import TYPE_CHECKING
 
 from models.errors import StoreError
-from models.store import VersionStore
+from models.versions.store import VersionStore
 from openworld import remote
 
 if TYPE_CHECKING:

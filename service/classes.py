@@ -7,10 +7,10 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path
 
-from models.aliases import label_of
-from models.edits import Edit, publish_edit
 from models.errors import ClassConflict, StaleParent
-from models.manifest import Manifest
+from models.versions.aliases import label_of
+from models.versions.edits import Edit, publish_edit
+from models.versions.manifest import Manifest
 from service.errors import InvalidName
 from service.problems import documented
 from service.schemas import ClassEdit, ClassEntry, Classes

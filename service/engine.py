@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from models.predictor import Array, Scored
+from models.inference.predictor import Array, Scored
 from service.errors import DeadlinePassed
 from service.metrics import Metrics
 from service.served import Served

@@ -13,12 +13,12 @@ import numpy as np
 from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, Field
 
-from models.answer import NOTHING_KNOWN, Answer, answer
 from models.errors import ImageError
-from models.evidence import Evidence, gather
-from models.model import Model
-from models.predictor import Array, Predictor
-from models.rules import log_class_probabilities, log_coefficient
+from models.inference.answer import NOTHING_KNOWN, Answer, answer
+from models.inference.evidence import Evidence, gather
+from models.inference.model import Model
+from models.inference.predictor import Array, Predictor
+from models.inference.rules import log_class_probabilities, log_coefficient
 from service.bodies import BodyLimits, read_images
 from service.errors import DeadlinePassed
 from service.problems import documented

@@ -19,14 +19,14 @@ from weakref import WeakSet
 
 import numpy as np
 
-from models.durable import sha256_bytes
 from models.errors import CorruptVersion, Damage
+from models.files import sha256_bytes
 from models.images import ImageLimits
-from models.predictor import Predictor
-from models.runtime import Runtime
-from models.runtimes import Runtimes
-from models.spec import recorded_backbone
-from models.store import By, VersionStore
+from models.inference.predictor import Predictor
+from models.inference.runtime import Runtime
+from models.inference.runtime_cache import Runtimes
+from models.versions.backbone_spec import recorded_backbone
+from models.versions.store import By, VersionStore
 from service.errors import NotFound, NotReady, VersionUnusable
 from service.metrics import Metrics
 from service.served import NothingYet, Served

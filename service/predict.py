@@ -12,7 +12,7 @@ from starlette.routing import Match, Route
 from starlette.types import Scope
 
 from models.errors import ImageError
-from models.predictor import Array
+from models.inference.predictor import Array
 from service.bodies import Sent, read_images
 from service.errors import Abandoned, DeadlinePassed
 from service.inbox import Sighting

@@ -9,7 +9,7 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Collection, Iterable
 
-from models.durable import sha256_bytes
+from models.files import sha256_bytes
 from service.inbox import Sighting
 
 MAX_BYTES = 64 * 2**20

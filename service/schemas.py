@@ -7,7 +7,7 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from models.answer import Answer
+from models.inference.answer import Answer
 from tasks.task import Task, TaskProgress, TaskState, TaskSummary
 
 _KNOWN: dict[str, Any] = {

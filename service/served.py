@@ -7,9 +7,9 @@ from typing import Protocol
 
 import numpy as np
 
-from models.answer import NOTHING_KNOWN
 from models.images import ImageLimits, read_image
-from models.predictor import Array, Scored
+from models.inference.answer import NOTHING_KNOWN
+from models.inference.predictor import Array, Scored
 
 
 class Served(Protocol):

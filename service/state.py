@@ -11,9 +11,9 @@ from typing import Annotated, Any
 from fastapi import Depends, Request
 
 from models.errors import StoreError
-from models.runtime import gpu_present
-from models.runtimes import Runtimes
-from models.store import VersionStore
+from models.inference.runtime import gpu_present
+from models.inference.runtime_cache import Runtimes
+from models.versions.store import VersionStore
 from service.admission import Admission, RateLimiter
 from service.bodies import BodyLimits
 from service.drift import ScoreDrift

@@ -13,8 +13,8 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Header, Path, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
-from models.edits import active_classes, unusable
 from models.errors import BatchError, QueueUnavailable, StoreError, UnknownTask
+from models.versions.edits import active_classes, unusable
 from service.problems import documented
 from service.schemas import TaskAnswer, TaskPage
 from service.state import Anybody, Labelling, Parts, Service

@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field
 from safetensors import SafetensorError, safe_open
 
 from models.errors import CorruptVersion
-from models.store import TENSORS, VersionStore
+from models.versions.store import TENSORS, VersionStore
 from service.errors import NotFound
 from service.problems import documented
 from service.state import Anybody, Parts

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Query
 
-from models.lineage import lineage
+from models.versions.lineage import lineage
 from service.live import LoadFailure
 from service.problems import documented
 from service.schemas import LoadProblem, PromotionEntry, Versions, VersionSummary

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from fastapi import APIRouter, Request, Response
 
-from models.durable import sha256_bytes
+from models.files import sha256_bytes
 from service.errors import NotFound
 
 router = APIRouter()

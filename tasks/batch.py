@@ -10,8 +10,8 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-from models.durable import sha256_bytes
 from models.errors import BatchError, ImageError, UnsupportedImage
+from models.files import sha256_bytes
 from models.images import read_image
 from tasks.class_names import MAX_NAME, NAMED, canonical, confusion_problems, name_problems, shown
 

@@ -8,8 +8,8 @@ import re
 from contextlib import suppress
 from pathlib import Path
 
-from models.durable import fsync_folder, make_folder, sha256_bytes, sha256_file, write_durable
 from models.errors import StoreError
+from models.files import fsync_folder, make_folder, sha256_bytes, sha256_file, write_durable
 
 # Also the guard against a reference that is a path: only this may become part of a file name.
 _SHA256 = re.compile(r"[0-9a-f]{64}")

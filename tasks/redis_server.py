@@ -22,8 +22,8 @@ from types import TracebackType
 from typing import IO, Self
 from urllib.parse import quote
 
-from models.durable import make_folder
 from models.errors import QueueUnavailable
+from models.files import make_folder
 from tasks.mortal import mortal
 
 BINARY_SETTING = "OPENWORLD_REDIS_SERVER"

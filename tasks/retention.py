@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from models.durable import fsync_folder
 from models.errors import CorruptVersion, StoreError
-from models.manifest import parse_json
-from models.store import SAMPLES, VersionStore
+from models.files import fsync_folder
+from models.versions.manifest import parse_json
+from models.versions.store import SAMPLES, VersionStore
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 

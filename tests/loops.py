@@ -19,7 +19,7 @@ from typing import Any
 
 import httpx2 as httpx
 
-from models.store import VersionStore
+from models.versions.store import VersionStore
 from tasks.image_store import ImageStore
 from tasks.queue import TaskQueue
 from tasks.redis_client import connect

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from models.manifest import Manifest
-from models.model import Model
-from models.spec import BackboneSpec
+from models.inference.model import Model
+from models.versions.backbone_spec import BackboneSpec
+from models.versions.manifest import Manifest
 
 
 def a_manifest(task_id: str = "task-1", parent: int | None = None, **changes: Any) -> Manifest:

@@ -20,7 +20,7 @@ from typing import Any
 
 import httpx2 as httpx
 
-from models.store import VersionStore
+from models.versions.store import VersionStore
 from tasks.image_store import ImageStore
 from tests.manifests import manifest_of
 from tests.tiny import TinyImages, class_tasks, learn_tasks, tiny_backbone, tiny_settings
@@ -43,9 +43,9 @@ def never_seen(number: int) -> bytes:
 @cache
 def _template() -> Path:
     """Three versions: classes 0 and 1, then 2 and 3, then 4; version 3 is current. Learned once a test run."""
-    from models.durable import write_durable
-    from models.export import export
-    from models.spec import RECORD
+    from models.files import write_durable
+    from models.network.export import export
+    from models.versions.backbone_spec import RECORD
 
     folder = Path(mkdtemp(prefix="robot-"))
     backbone = tiny_backbone()

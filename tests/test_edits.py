@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from models.edits import Edit, active_classes, publish_edit, unusable
 from models.errors import ClassConflict, StaleParent, UnknownClass
-from models.predictor import Predictor
-from models.store import TENSORS, VersionStore
+from models.inference.predictor import Predictor
+from models.versions.edits import Edit, active_classes, publish_edit, unusable
+from models.versions.store import TENSORS, VersionStore
 from tests.robots import known, robot_folder
 
 
@@ -116,7 +116,7 @@ def test_an_edit_that_makes_no_sense_changes_nothing(
 
 
 def test_two_edits_at_once_do_not_overwrite_each_other(store: VersionStore) -> None:
-    from models.edits import edited
+    from models.versions.edits import edited
 
     loaded = store.load()
     manifest, samples = edited(loaded, Edit("retire", "class 0"))

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.answer import NOTHING_KNOWN
-from models.predictor import Array, Scored
+from models.inference.answer import NOTHING_KNOWN
+from models.inference.predictor import Array, Scored
 from service.engine import Engine
 from service.errors import DeadlinePassed
 from service.metrics import Metrics

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from models.answer import answer
-from models.edits import Edit, publish_edit
-from models.evidence import gather
 from models.images import ImageLimits
-from models.predictor import Predictor
-from models.rules import log_class_probabilities, log_coefficient
-from models.store import VersionStore
+from models.inference.answer import answer
+from models.inference.evidence import gather
+from models.inference.predictor import Predictor
+from models.inference.rules import log_class_probabilities, log_coefficient
+from models.versions.edits import Edit, publish_edit
+from models.versions.store import VersionStore
 from service import explain as module
 from service.errors import DeadlinePassed
 from service.explain import Explainer, Explanation, explain

@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx2 as httpx
 import pytest
 
-from models.store import VersionStore
+from models.versions.store import VersionStore
 from tasks.image_store import ImageStore
 from tests.loops import LEASE, Loop, batch, loop, wait_for_death
 

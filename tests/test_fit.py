@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models import hat
+from models.network import hat
 from tests.tiny import TinyImages, quiet, tiny_learner
 from trainer.checkpoint import Checkpoint
 from trainer.fit import TaskData, _Network, fit, new_shared, work

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import trainer.fit
-from models import hat
-from models.backbone import Backbone
-from models.model import Gaussians, Model, SharedAdapters, TaskModel
-from models.network import Masks, TaskTensors, fold, tensors_of
+from models.inference.model import Gaussians, Model, SharedAdapters, TaskModel
+from models.network import hat
+from models.network.adapted_blocks import Masks, TaskTensors, fold, tensors_of
+from models.network.backbone import Backbone
 from tests.tiny import (
     DIMENSIONS,
     TOKENS,

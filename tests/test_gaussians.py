@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.spatial.distance import mahalanobis
 
-from models.gaussians import Gaussians
+from models.inference.gaussians import Gaussians
 
 Floats = NDArray[np.float64]
 quick = settings(max_examples=40, deadline=None)

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from models import hat
-from models.network import Masks, TaskTensors, adapter, fold
+from models.network import hat
+from models.network.adapted_blocks import Masks, TaskTensors, adapter, fold
 
 quick = settings(max_examples=50, deadline=None)
 seeds = st.integers(0, 2**32 - 1)

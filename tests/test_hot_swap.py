@@ -14,7 +14,7 @@ import httpx2 as httpx
 import psutil
 import pytest
 
-from models.store import VersionStore
+from models.versions.store import VersionStore
 from tasks.announcements import announce
 from tasks.redis_client import connect
 from tasks.redis_server import RedisServer

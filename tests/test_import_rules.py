@@ -19,7 +19,13 @@ MAY_IMPORT = {
     "openworld": OURS,
 }
 TORCH = {"torch", "torchvision", "timm"}
-TORCH_MODULES = {"models.backbone", "models.network", "models.hat", "models.export", "models.weights"}
+TORCH_MODULES = {
+    "models.network.backbone",
+    "models.network.adapted_blocks",
+    "models.network.hat",
+    "models.network.export",
+    "models.network.weights",
+}
 
 IMPORT_WITHOUT_TORCH = """
 import importlib, json, sys, traceback

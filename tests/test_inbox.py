@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image
 
-from models.durable import sha256_bytes
 from models.errors import StoreError
+from models.files import sha256_bytes
 from models.images import ImageLimits
 from service.errors import NotFound
 from service.inbox import STATES, Inbox, InboxLimits, Sighting

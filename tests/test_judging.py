@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from models.evidence import Evidence, Features, gather
-from models.model import Model
-from models.rules import Rule
+from models.inference.evidence import Evidence, Features, gather
+from models.inference.model import Model
+from models.inference.rules import Rule
 from tests.tiny import bare_model, class_tasks, learn_tasks, tiny_learner, tiny_settings
 from trainer.gate import judge
 from trainer.judging import auc, held_out_evidence, is_right, task_auc

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from models import durable
-from models.store import VersionStore
+from models import files as durable
+from models.versions.store import VersionStore
 from openworld.cli import main
 from tests.pictures import write_classes
 from tests.places import ROOT

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from models.errors import CorruptVersion
-from models.loading import read_model
-from models.store import LoadedVersion, VersionStore
+from models.inference.loading import read_model
+from models.versions.store import LoadedVersion, VersionStore
 from tests.manifests import manifest_of
 from tests.tiny import class_tasks, learn_tasks, tiny_backbone, tiny_learner
 from trainer.learner import Learned

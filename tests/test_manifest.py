@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from models.errors import CorruptVersion, StoreError
-from models.manifest import ADDED_LATER, SCHEMA, FileEntry, Manifest
+from models.versions.manifest import ADDED_LATER, SCHEMA, FileEntry, Manifest
 from tests.manifests import a_manifest
 
 

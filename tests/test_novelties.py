@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from PIL import ExifTags, Image, PngImagePlugin
 
-from models.durable import sha256_bytes
+from models.files import sha256_bytes
 from service.inbox import Inbox
 from tests.pictures import picture
 from tests.robots import RunningServer, known, never_seen, robot_folder, running_server, wait_until

@@ -27,19 +27,19 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from benchmarks.accuracy.data import ImageSet
-from models import runtime as runtime_module
-from models.answer import Answer, answer
-from models.backbone import Backbone, open_backbone
 from models.errors import BackboneError, CorruptVersion, NothingLearned, UnsupportedImage
-from models.evidence import Features, gather
-from models.export import export
-from models.gaussians import Gaussians
 from models.images import load_pixels
-from models.model import Adapters, Head, Model, TaskModel
-from models.network import TaskTensors, tensors_of
-from models.predictor import Predictor
-from models.runtime import CHUNK, CPU, CUDA, Device, Runtime, choose, confirm, gpu_present
-from models.store import VersionStore
+from models.inference import runtime as runtime_module
+from models.inference.answer import Answer, answer
+from models.inference.evidence import Features, gather
+from models.inference.gaussians import Gaussians
+from models.inference.model import Adapters, Head, Model, TaskModel
+from models.inference.predictor import Predictor
+from models.inference.runtime import CHUNK, CPU, CUDA, Device, Runtime, choose, confirm, gpu_present
+from models.network.adapted_blocks import TaskTensors, tensors_of
+from models.network.backbone import Backbone, open_backbone
+from models.network.export import export
+from models.versions.store import VersionStore
 from tests.manifests import manifest_of
 from tests.places import DEIT_WEIGHTS, ROOT, SHARED, needs_shared
 from trainer.checkpoint import Checkpoint
@@ -412,8 +412,8 @@ def test_learning_more_tasks_needs_no_new_export(small: Exported) -> None:
 EXPORT = """
 import hashlib, sys
 from pathlib import Path
-from models.backbone import open_backbone
-from models.export import export
+from models.network.backbone import open_backbone
+from models.network.export import export
 import test_onnx  # it knows vit_of_the_tests
 print({role: hashlib.sha256(data).hexdigest() for role, data in export(open_backbone(Path(sys.argv[1]))).items()})
 """
@@ -437,7 +437,14 @@ def test_another_process_exports_the_same_bytes(tmp_path: Path) -> None:
 @pytest.mark.parametrize("which", ["small", "lite0"])
 def test_a_graph_says_nothing_of_the_machine_that_made_it(which: str, request: pytest.FixtureRequest) -> None:
     exported: Exported = request.getfixturevalue(which)
-    traces = [str(ROOT), sys.prefix, "site-packages", "models/network.py", "stack_trace", torch.__version__]
+    traces = [
+        str(ROOT),
+        sys.prefix,
+        "site-packages",
+        "adapted_blocks.py",
+        "stack_trace",
+        torch.__version__,
+    ]
     for role, data in exported.graphs.items():
         assert [trace for trace in traces if trace.encode() in data] == [], role
 

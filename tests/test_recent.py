@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.durable import sha256_bytes
+from models.files import sha256_bytes
 from service.inbox import Sighting
 from service.recent import OVERHEAD, Recent
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from models.store import VersionStore
+from models.versions.store import VersionStore
 from openworld.cli import main
 from tests.pictures import picture, write_classes
 from tests.places import ROOT

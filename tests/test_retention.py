@@ -13,9 +13,9 @@ import httpx2 as httpx
 import numpy as np
 import pytest
 
-from models.durable import sha256_bytes
 from models.errors import BatchError, CorruptVersion, QueueUnavailable, StoreError
-from models.store import VersionStore
+from models.files import sha256_bytes
+from models.versions.store import VersionStore
 from service.images import unfinished_images
 from tasks.image_store import ImageStore
 from tasks.queue import TaskQueue
@@ -200,7 +200,7 @@ def test_samples_without_deleted_images_keep_their_classes() -> None:
 
 def accuracy(learner: Learner, learned: Learned, name: str) -> float:
     """Of the class's own name, novel or not, on images that nobody has seen."""
-    from models.evidence import gather
+    from models.inference.evidence import gather
 
     keys = TinyImages().batch([name], count=20, start=500)[name]
     scores = learned.model.rule.log_scores(gather(learned.model, learner.features(learned.model, keys)))

@@ -4,8 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from models.evidence import Evidence
-from models.rules import Rule
+from models.inference.evidence import Evidence
+from models.inference.rules import Rule
 from tests.tiny import class_tasks, learn_tasks, tiny_learner
 from trainer.rule_fit import CONSTANTS, FROZEN_WEIGHTS, fit_rule
 

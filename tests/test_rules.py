@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from models.answer import NOTHING_KNOWN, answer
-from models.calibration import REFERENCE_POINTS, Calibration, p_novel
-from models.evidence import Evidence
-from models.rules import RULES, Rule
+from models.inference.answer import NOTHING_KNOWN, answer
+from models.inference.calibration import REFERENCE_POINTS, Calibration, p_novel
+from models.inference.evidence import Evidence
+from models.inference.rules import RULES, Rule
 from tests.tiny import bare_model
 
 Floats = NDArray[np.float64]

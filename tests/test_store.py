@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from models.errors import CorruptVersion, NothingLearned, StaleParent, StoreError
-from models.manifest import Manifest
-from models.store import VersionStore
+from models.versions.manifest import Manifest
+from models.versions.store import VersionStore
 from tests.manifests import a_manifest
 from tests.places import ROOT
 
@@ -35,8 +35,8 @@ import os, signal, sys
 from pathlib import Path
 import numpy as np
 from models.errors import StaleParent
-from models.manifest import Manifest
-from models.store import VersionStore
+from models.versions.manifest import Manifest
+from models.versions.store import VersionStore
 
 root, manifest, die_at = Path(sys.argv[1]), Manifest.from_json(sys.argv[2].encode()), sys.argv[3]
 

@@ -12,7 +12,7 @@ import httpx2 as httpx
 import numpy as np
 import pytest
 
-from models.store import VersionStore
+from models.versions.store import VersionStore
 from tests.loops import Loop, batch, loop
 from tests.robots import IMAGES, known, never_seen, robot_folder, running_server, wait_until
 from tests.tiny import tiny_backbone, tiny_settings

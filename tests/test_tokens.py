@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from models.model import Model
-from models.network import tensors_of
+from models.inference.model import Model
+from models.network.adapted_blocks import tensors_of
 from tests.tiny import DIMENSIONS, TOKENS, TinyImages, class_tasks, learn_tasks, tiny_backbone, tiny_learner
 from trainer.learner import Learner
 from trainer.tokens import CHUNK, Tokens

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from models.edits import Edit, publish_edit
-from models.loading import read_model
-from models.store import TENSORS, VersionStore
+from models.inference.loading import read_model
+from models.versions.edits import Edit, publish_edit
+from models.versions.store import TENSORS, VersionStore
 from service.version_detail import detail
 from tests.manifests import a_manifest
 from tests.robots import RunningServer, robot_folder, running_server

@@ -13,11 +13,11 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from models.backbone import Backbone
 from models.images import Preprocessing
-from models.model import Adapters, Head, Model, SharedAdapters, TaskModel
-from models.network import AdaptedBlock, AdaptedBlocks, Attention
-from models.spec import BackboneSpec
+from models.inference.model import Adapters, Head, Model, SharedAdapters, TaskModel
+from models.network.adapted_blocks import AdaptedBlock, AdaptedBlocks, Attention
+from models.network.backbone import Backbone
+from models.versions.backbone_spec import BackboneSpec
 from trainer.checkpoint import Checkpoint
 from trainer.events import Progress
 from trainer.learner import Learned, Learner

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from models import durable
+from models import files as durable
 from models.errors import StoreError
 from tasks.image_store import ImageStore
 

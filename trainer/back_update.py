@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
-from models.gaussians import Gaussians
-from models.model import Head
+from models.inference.gaussians import Gaussians
+from models.inference.model import Head
 from trainer.settings import LearnerSettings
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
-from models.durable import sha256_bytes, write_durable
+from models.files import sha256_bytes, write_durable
 
 Tensors = dict[str, NDArray[Any]]
 

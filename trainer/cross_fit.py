@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from models.model import Model
-from models.network import tensors_of
-from models.rules import SMALLEST_DISTANCE
+from models.inference.model import Model
+from models.inference.rules import SMALLEST_DISTANCE
+from models.network.adapted_blocks import tensors_of
 from trainer.fit import Fitted, TaskData
 from trainer.memory import HeldOut, folds
 

@@ -16,10 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models import hat
-from models.backbone import Backbone
-from models.model import Adapters, Head, SharedAdapters
-from models.network import Masks, TaskTensors, fold
+from models.inference.model import Adapters, Head, SharedAdapters
+from models.network import hat
+from models.network.adapted_blocks import Masks, TaskTensors, fold
+from models.network.backbone import Backbone
 from trainer.checkpoint import Checkpoint, Tensors
 from trainer.events import Progress
 from trainer.randomness import stream, truncated_normal

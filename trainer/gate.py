@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from models.evidence import Evidence
-from models.model import Model
+from models.inference.evidence import Evidence
+from models.inference.model import Model
 from trainer.judging import is_right, task_auc
 from trainer.settings import LearnerSettings
 

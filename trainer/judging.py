@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from models.evidence import Evidence, Features, gather
-from models.model import Model
+from models.inference.evidence import Evidence, Features, gather
+from models.inference.model import Model
 from trainer.memory import HeldOut
 
 

@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from models.backbone import Backbone
-from models.calibration import Calibration
 from models.errors import BatchError
-from models.evidence import Evidence, Features
-from models.gaussians import Gaussians
-from models.model import Adapters, Head, Model, TaskModel
-from models.network import tensors_of
-from models.rules import Rule
+from models.inference.calibration import Calibration
+from models.inference.evidence import Evidence, Features
+from models.inference.gaussians import Gaussians
+from models.inference.model import Adapters, Head, Model, TaskModel
+from models.inference.rules import Rule
+from models.network.adapted_blocks import tensors_of
+from models.network.backbone import Backbone
 from trainer.back_update import back_update
 from trainer.checkpoint import Checkpoint
 from trainer.cross_fit import cross_fit

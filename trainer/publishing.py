@@ -17,15 +17,15 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from models import durable
-from models.backbone import Backbone, open_backbone
-from models.edits import unusable
+from models import files as durable
 from models.errors import BackboneError, BatchError, NothingLearned, StaleParent, StoreError
-from models.export import export
-from models.loading import read_model
-from models.manifest import Manifest
-from models.model import Model
-from models.store import VersionStore
+from models.inference.loading import read_model
+from models.inference.model import Model
+from models.network.backbone import Backbone, open_backbone
+from models.network.export import export
+from models.versions.edits import unusable
+from models.versions.manifest import Manifest
+from models.versions.store import VersionStore
 from tasks.batch import LabelledBatch
 from tasks.image_store import ImageStore
 from trainer.attempt import Undo, alone

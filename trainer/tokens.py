@@ -10,9 +10,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from models.backbone import Backbone
 from models.images import load_pixels, read_image
-from models.network import TaskTensors
+from models.network.adapted_blocks import TaskTensors
+from models.network.backbone import Backbone
 from trainer.augment import augment
 from trainer.randomness import stream
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from models.errors import BatchError, LeaseLost, OpenWorldError, QueueUnavailable, StoreError
-from models.store import VersionStore
+from models.versions.store import VersionStore
 from tasks.batch import LabelledBatch, LabelledImage
 from tasks.image_store import ImageStore
 from tasks.lease import Lease

@@ -16,7 +16,7 @@ from benchmarks.accuracy.data import ImageSet, Stream
 from benchmarks.accuracy.report import markdown, write
 from benchmarks.accuracy.run import METHODS, run
 from benchmarks.machine import machine
-from models.backbone import open_backbone
+from models.network.backbone import open_backbone
 from trainer.compute import set_up_torch
 from trainer.events import Event
 from trainer.settings import LearnerSettings

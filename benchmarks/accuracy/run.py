@@ -10,10 +10,10 @@ import numpy as np
 
 from benchmarks.accuracy.data import ImageSet, Stream
 from benchmarks.accuracy.metrics import Result, Step, measure
-from models.backbone import Backbone
-from models.evidence import Features, gather
-from models.model import Head, Model
-from models.network import tensors_of
+from models.inference.evidence import Features, gather
+from models.inference.model import Head, Model
+from models.network.adapted_blocks import tensors_of
+from models.network.backbone import Backbone
 from trainer.checkpoint import Checkpoint
 from trainer.events import Event, Progress
 from trainer.judging import held_out_evidence

@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks.serving import pictures
 from benchmarks.serving.load import EXPECTED
-from models.store import VersionStore
+from models.versions.store import VersionStore
 
 TASKS = (("moss", "slate", "rust"), ("sand", "reed", "ember"), ("frost", "clay", "plum"))
 STRANGER = "tide"  # a class that is never learned

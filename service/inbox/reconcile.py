@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from models.durable import TEMPORARY
+from models.files import TEMPORARY
 from service.inbox.rows import Entry
 from service.inbox.table import InboxTable
 

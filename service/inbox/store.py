@@ -17,8 +17,8 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from models.durable import make_folder, sha256_bytes
 from models.errors import ImageError, ImageTooLarge, StoreError
+from models.files import make_folder, sha256_bytes
 from models.images import DEFAULT_LIMITS, ImageLimits
 from service.errors import NotFound
 from service.inbox.group_pages import group_page

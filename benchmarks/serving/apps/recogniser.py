@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from models.predictor import Predictor
+from models.inference.predictor import Predictor
 
 
 @dataclass(frozen=True)

@@ -14,13 +14,13 @@ import torch
 import uvicorn
 from fastapi import Body, FastAPI, Request
 
-from models.answer import answer
-from models.backbone import open_backbone
-from models.evidence import Features, gather
 from models.images import load_pixels
-from models.loading import read_model
-from models.network import tensors_of
-from models.store import VersionStore
+from models.inference.answer import answer
+from models.inference.evidence import Features, gather
+from models.inference.loading import read_model
+from models.network.adapted_blocks import tensors_of
+from models.network.backbone import open_backbone
+from models.versions.store import VersionStore
 
 
 class TorchRecogniser:

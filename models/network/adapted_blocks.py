@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.model import TaskModel
+from models.inference.model import TaskModel
 
 
 class TaskTensors(NamedTuple):

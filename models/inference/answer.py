@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from models.calibration import p_novel
-from models.evidence import Evidence
-from models.model import Model
+from models.inference.calibration import p_novel
+from models.inference.evidence import Evidence
+from models.inference.model import Model
 
 NEAREST = 3
 

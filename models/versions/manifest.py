@@ -7,8 +7,8 @@ from typing import Annotated, Any, Self
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, StringConstraints, ValidationError, field_validator
 
-from models.durable import sha256_bytes
 from models.errors import CorruptVersion, StoreError
+from models.files import sha256_bytes
 
 SCHEMA = 1
 ADDED_LATER = {"aliases"}  # absent from the first manifests of this schema; a reader without them was right, too

@@ -10,9 +10,9 @@ import threading
 from weakref import WeakValueDictionary
 
 from models.errors import CorruptVersion
-from models.manifest import Manifest
-from models.runtime import Device, Runtime
-from models.store import VersionStore
+from models.inference.runtime import Device, Runtime
+from models.versions.manifest import Manifest
+from models.versions.store import VersionStore
 
 
 class Runtimes:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from models.evidence import Evidence
+    from models.inference.evidence import Evidence
 
 Floats = NDArray[np.float64]
 SMALLEST_DISTANCE = 1e-9  # an image may lie exactly on a class mean

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from models.errors import CorruptVersion
-from models.manifest import Manifest
-from models.store import VersionStore
+from models.versions.manifest import Manifest
+from models.versions.store import VersionStore
 
 
 def lineage(store: VersionStore, current: int | None) -> Iterator[dict[str, Any]]:

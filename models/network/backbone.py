@@ -13,12 +13,12 @@ from timm.data.config import resolve_model_data_config
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
-from models.durable import sha256_bytes, sha256_file, write_durable
 from models.errors import BackboneError
+from models.files import sha256_bytes, sha256_file, write_durable
 from models.images import Preprocessing
-from models.network import AdaptedBlock, AdaptedBlocks, Attention, IdentityAttention, TaskTensors
-from models.spec import RECORD, BackboneSpec, recorded_backbone
-from models.weights import HUB_SECONDS, check_strict, create, resolve
+from models.network.adapted_blocks import AdaptedBlock, AdaptedBlocks, Attention, IdentityAttention, TaskTensors
+from models.network.weights import HUB_SECONDS, check_strict, create, resolve
+from models.versions.backbone_spec import RECORD, BackboneSpec, recorded_backbone
 
 
 @dataclass(frozen=True)

@@ -10,15 +10,15 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from models.answer import Answer, answer
 from models.errors import ImageError
-from models.evidence import gather
 from models.images import DEFAULT_LIMITS, ImageLimits, Preprocessing, load_pixels
-from models.loading import read_model
-from models.model import Model
-from models.runtime import CHUNK, Device, Runtime
-from models.runtimes import Runtimes
-from models.store import LoadedVersion, VersionStore
+from models.inference.answer import Answer, answer
+from models.inference.evidence import gather
+from models.inference.loading import read_model
+from models.inference.model import Model
+from models.inference.runtime import CHUNK, Device, Runtime
+from models.inference.runtime_cache import Runtimes
+from models.versions.store import LoadedVersion, VersionStore
 
 Array = NDArray[np.float32]
 

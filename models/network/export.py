@@ -22,8 +22,8 @@ from onnx import ModelProto, numpy_helper
 from torch import Tensor, nn
 from torch.export import Dim
 
-from models.backbone import Backbone
-from models.network import AdaptedBlocks, TaskTensors
+from models.network.adapted_blocks import AdaptedBlocks, TaskTensors
+from models.network.backbone import Backbone
 
 OPSET = 18
 EXAMPLES, UNITS = 2, 3  # sizes to trace with: a free size must not be 0 or 1, which the tracer takes for fixed

@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from models.aliases import label_of
-from models.calibration import Calibration
-from models.gaussians import Gaussians
-from models.rules import Rule
+from models.inference.calibration import Calibration
+from models.inference.gaussians import Gaussians
+from models.inference.rules import Rule
+from models.versions.aliases import label_of
 
 Array = NDArray[np.float32]
 Tensors = dict[str, NDArray[Any]]

@@ -26,10 +26,10 @@ import safetensors.numpy
 from pydantic import AwareDatetime, BaseModel, ConfigDict, ValidationError
 from safetensors import SafetensorError
 
-from models import durable
-from models.durable import sha256_bytes, sha256_file
+from models import files as durable
 from models.errors import CorruptVersion, NothingLearned, StaleParent, StoreError
-from models.manifest import Manifest, canonical_json, parse_json
+from models.files import sha256_bytes, sha256_file
+from models.versions.manifest import Manifest, canonical_json, parse_json
 
 MANIFEST, TENSORS, SAMPLES = "manifest.json", "model.safetensors", "samples.json"
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from models.errors import CorruptVersion
 from models.images import Preprocessing
-from models.model import Model
-from models.rules import Rule
-from models.spec import BackboneSpec
-from models.store import LoadedVersion
+from models.inference.model import Model
+from models.inference.rules import Rule
+from models.versions.backbone_spec import BackboneSpec
+from models.versions.store import LoadedVersion
 
 
 def read_model(loaded: LoadedVersion) -> tuple[Model, Preprocessing]:

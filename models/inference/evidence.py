@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from models.model import Model
+from models.inference.model import Model
 
 Floats = NDArray[np.float64]
 

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from models.errors import BackboneError
-from models.evidence import Features
-from models.model import Model, TaskModel
+from models.inference.evidence import Features
+from models.inference.model import Model, TaskModel
 
 # It reports to its makers unless told not to, and keeps what it could not send in the home folder.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")

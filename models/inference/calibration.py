@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from models.rules import SMALLEST_DISTANCE, log_softmax
+from models.inference.rules import SMALLEST_DISTANCE, log_softmax
 
 Floats = NDArray[np.float64]
 REFERENCE_POINTS = 256  # more held-out scores than this are kept as as many quantiles

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from models.aliases import label_of
 from models.errors import ClassConflict, UnknownClass
-from models.manifest import Manifest
-from models.store import By, LoadedVersion, VersionStore
+from models.versions.aliases import label_of
+from models.versions.manifest import Manifest
+from models.versions.store import By, LoadedVersion, VersionStore
 
 Kind = Literal["rename", "merge", "retire", "restore"]
 
