@@ -113,7 +113,7 @@ def measure(settings: dict[str, str]) -> dict[str, Any]:
 
 def _teach(client: Client, folder: Path, names: Sequence[str]) -> str:
     from openworld.teach import zipped
-    from tasks.sources import load_batch
+    from tasks.batch.sources import load_batch
 
     pictures.write(folder, names, IMAGES)
     return client.teach_zip(zipped(load_batch(folder))).id

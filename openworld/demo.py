@@ -12,7 +12,7 @@ from models.files import sha256_bytes
 from openworld import remote, tables
 from openworld.demo_views import views
 from openworld.teach import follow, zipped
-from tasks.batch import check_batch
+from tasks.batch.check import check_batch
 
 if TYPE_CHECKING:
     from service.client import Client, TaskAnswer

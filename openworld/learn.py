@@ -19,7 +19,7 @@ from models.versions.manifest import Manifest
 from models.versions.store import VersionStore
 from openworld import tables
 from openworld.progress import Display
-from tasks.sources import load_batch
+from tasks.batch.sources import load_batch
 from trainer.settings import LearnerSettings
 
 SUMMARY = "learn a folder of named images as the next task"

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from openworld import remote, tables
 from openworld.progress import Display
-from tasks.batch import LabelledBatch
-from tasks.sources import load_batch
+from tasks.batch.check import LabelledBatch
+from tasks.batch.sources import load_batch
 from trainer.events import Event
 
 if TYPE_CHECKING:

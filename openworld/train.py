@@ -40,9 +40,9 @@ def run(arguments: argparse.Namespace) -> int:
     # Here and not above: the other commands do not need it.
     from prometheus_client import start_http_server
 
-    from tasks.announcements import announce
-    from tasks.queue import TaskQueue
-    from tasks.redis_client import connect
+    from tasks.queue.announcements import announce
+    from tasks.queue.connection import connect
+    from tasks.queue.queue import TaskQueue
     from trainer.worker import Worker
     from trainer.worker_metrics import WorkerMetrics
 

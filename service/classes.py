@@ -15,7 +15,7 @@ from service.errors import InvalidName
 from service.problems import documented
 from service.schemas import ClassEdit, ClassEntry, Classes
 from service.state import Anybody, Labelling, Parts, Service
-from tasks.class_names import canonical, confusion_problems, name_problems
+from tasks.batch.class_names import canonical, confusion_problems, name_problems
 
 router = APIRouter(tags=["labellers"])
 

@@ -17,9 +17,9 @@ from service.forgetting import forget
 from service.novelty_schemas import ExpiredImages, ImageUses, RemovedImages
 from service.problems import documented
 from service.state import Operating, Parts, Service
-from tasks.queue import TaskQueue
-from tasks.retention import Retention, Uses
-from tasks.task import ENDED, STATES
+from tasks.images.retention import Retention, Uses
+from tasks.queue.queue import TaskQueue
+from tasks.queue.task import ENDED, STATES
 
 log = logging.getLogger(__name__)
 router = APIRouter(tags=["operators"])

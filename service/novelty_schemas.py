@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from service.inbox import Group, GroupPage, Kept, Moved, Novelty, Page, State
 from service.schemas import Nearest
-from tasks.retention import Expired, Removed, Uses
+from tasks.images.retention import Expired, Removed, Uses
 
 LARGEST_LIST = 5000  # ids of one request
 

@@ -8,7 +8,7 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from models.inference.answer import Answer
-from tasks.task import Task, TaskProgress, TaskState, TaskSummary
+from tasks.queue.task import Task, TaskProgress, TaskState, TaskSummary
 
 _KNOWN: dict[str, Any] = {
     "id": "0193f1c2a4b7c0ffee120001",

@@ -26,10 +26,10 @@ from service.metrics import Metrics
 from service.recent import Recent
 from service.settings import ServiceSettings
 from service.thumbnails import Thumbnails
-from tasks.announcements import announce, listen
-from tasks.batch import BatchLimits
-from tasks.queue import TaskQueue
-from tasks.redis_client import connect
+from tasks.batch.check import BatchLimits
+from tasks.queue.announcements import announce, listen
+from tasks.queue.connection import connect
+from tasks.queue.queue import TaskQueue
 
 log = logging.getLogger(__name__)
 

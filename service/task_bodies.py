@@ -21,9 +21,9 @@ from models.errors import BatchError, StoreError
 from service.documents import parse
 from service.errors import Abandoned, BodyTooLarge, UnsupportedBody
 from service.forms import read_form
-from tasks.batch import BatchCheck, BatchLimits, LabelledBatch
-from tasks.class_names import shown
-from tasks.sources import load_batch
+from tasks.batch.check import BatchCheck, BatchLimits, LabelledBatch
+from tasks.batch.class_names import shown
+from tasks.batch.sources import load_batch
 
 MAX_JSON = 32 * 2**20
 Find = Callable[[str], bytes | None]  # the image of a novelty's or a prediction's id

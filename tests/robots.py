@@ -21,7 +21,7 @@ from typing import Any
 import httpx2 as httpx
 
 from models.versions.store import VersionStore
-from tasks.image_store import ImageStore
+from tasks.images.store import ImageStore
 from tests.manifests import manifest_of
 from tests.tiny import TinyImages, class_tasks, learn_tasks, tiny_backbone, tiny_settings
 from trainer.learner import Learner

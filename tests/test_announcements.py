@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import redis
 
-from tasks import announcements
-from tasks.announcements import LOOK, announce, listen
-from tasks.redis_client import connect
+from tasks.queue import announcements
+from tasks.queue.announcements import LOOK, announce, listen
+from tasks.queue.connection import connect
 from tasks.redis_server import RedisServer
 from tests.redis_servers import FLAVOURS_IN_SHORT
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from models.errors import BatchError
-from tasks.batch import DEFAULT_LIMITS, BatchLimits, check_batch
+from tasks.batch.check import DEFAULT_LIMITS, BatchLimits, check_batch
 from tests.pictures import picture
 
 Items = list[tuple[str, str, bytes]]

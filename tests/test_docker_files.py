@@ -33,7 +33,7 @@ from pydantic import ValidationError
 from openworld import remote
 from openworld.cli import parser
 from service.settings import ServiceSettings
-from tasks.redis_client import connect
+from tasks.queue.connection import connect
 from tasks.redis_server import BINARY_SETTING, find_binary
 from tests.places import ROOT
 from tests.robots import wait_until

@@ -11,7 +11,7 @@ import httpx2 as httpx
 import pytest
 
 from models.versions.store import VersionStore
-from tasks.image_store import ImageStore
+from tasks.images.store import ImageStore
 from tests.loops import LEASE, Loop, batch, loop, wait_for_death
 
 SERVER_STEPS = ["request accepted", "images stored", "task added"]

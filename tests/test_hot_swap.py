@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 from models.versions.store import VersionStore
-from tasks.announcements import announce
-from tasks.redis_client import connect
+from tasks.queue.announcements import announce
+from tasks.queue.connection import connect
 from tasks.redis_server import RedisServer
 from tests.robots import RunningServer, known, robot_folder, running_server, wait_until
 

@@ -521,7 +521,7 @@ import os, signal, sys
 from pathlib import Path
 from service.inbox import Inbox, InboxLimits, Sighting
 from service.inbox.table import InboxTable
-from tasks.image_store import ImageStore
+from tasks.images.store import ImageStore
 from tests.pictures import picture
 
 def sighting(n):

@@ -384,7 +384,7 @@ def test_a_disk_that_fills_up_while_images_are_stored_leaves_nothing_behind(
             full()
         durable.write_durable(path, data)
 
-    monkeypatch.setattr("tasks.image_store.write_durable", write)
+    monkeypatch.setattr("tasks.images.store.write_durable", write)
     before = tree(first)
     for folder in room:
         code, _, err = run("learn", batches.second, "--data", folder)

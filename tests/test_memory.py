@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models.errors import BatchError
-from tasks.class_names import NAMED
+from tasks.batch.class_names import NAMED
 from tests.tiny import TinyImages, class_tasks, learn_tasks, quiet, tiny_learner
 from trainer.checkpoint import Checkpoint
 from trainer.events import Progress

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from models.errors import QueueUnavailable
-from tasks.redis_client import connect
+from tasks.queue.connection import connect
 from tasks.redis_server import BINARY_SETTING, RedisServer, find_binary
 from tests.places import ROOT
 from tests.redis_servers import FLAVOURS

@@ -17,10 +17,10 @@ from models.errors import BatchError, CorruptVersion, QueueUnavailable, StoreErr
 from models.files import sha256_bytes
 from models.versions.store import VersionStore
 from service.images import unfinished_images
-from tasks.image_store import ImageStore
-from tasks.queue import TaskQueue
+from tasks.images.retention import Retention
+from tasks.images.store import ImageStore
+from tasks.queue.queue import TaskQueue
 from tasks.redis_server import RedisServer
-from tasks.retention import Retention
 from tests.manifests import a_manifest, manifest_of
 from tests.pictures import picture
 from tests.redis_servers import a_task, client_of

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from models.errors import BatchError
-from tasks.batch import DEFAULT_LIMITS, BatchLimits, LabelledBatch
-from tasks.sources import load_batch, read_source
+from tasks.batch.check import DEFAULT_LIMITS, BatchLimits, LabelledBatch
+from tasks.batch.sources import load_batch, read_source
 from tests.pictures import picture, write_classes
 
 PICTURES = [picture(seed) for seed in range(8)]

@@ -1,7 +1,7 @@
 """The task's schema."""
 
-from tasks.batch import LabelledBatch, LabelledImage
-from tasks.task import CURVE, Task, TaskProgress
+from tasks.batch.check import LabelledBatch, LabelledImage
+from tasks.queue.task import CURVE, Task, TaskProgress
 
 
 def test_a_task_is_made_of_a_checked_batch() -> None:

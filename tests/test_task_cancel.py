@@ -3,8 +3,8 @@
 import pytest
 
 from models.errors import WrongState
-from tasks.queue import TaskQueue
-from tasks.task import TaskProgress, TaskState
+from tasks.queue.queue import TaskQueue
+from tasks.queue.task import TaskProgress, TaskState
 from tests.redis_servers import FLAVOURS_IN_SHORT, a_task, end, held, queue_on
 
 address, client, queue = queue_on(FLAVOURS_IN_SHORT)

@@ -9,9 +9,9 @@ import pytest
 import redis
 
 from models.errors import LeaseLost
-from tasks.lease import Lease
-from tasks.queue import LOOKS_AGAIN, TaskQueue
-from tasks.task import TaskProgress
+from tasks.queue.lease import Lease
+from tasks.queue.queue import LOOKS_AGAIN, TaskQueue
+from tasks.queue.task import TaskProgress
 from tests.redis_servers import (
     EVERY_CALL,
     FLAVOURS_AND_PROTOCOLS,

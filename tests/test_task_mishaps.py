@@ -5,8 +5,8 @@ from collections.abc import Callable
 import pytest
 import redis
 
-from tasks.lease import Lease
-from tasks.queue import TaskQueue
+from tasks.queue.lease import Lease
+from tasks.queue.queue import TaskQueue
 from tests.redis_servers import (
     EVERY_CALL,
     FLAVOURS_IN_SHORT,

@@ -10,9 +10,9 @@ import pytest
 import redis
 
 from models.errors import IdempotencyConflict, QueueFull, QueueUnavailable, UnknownTask
-from tasks.queue import TaskQueue
-from tasks.redis_client import connect
-from tasks.task import STATES, TaskProgress, TaskState
+from tasks.queue.connection import connect
+from tasks.queue.queue import TaskQueue
+from tasks.queue.task import STATES, TaskProgress, TaskState
 from tests.redis_servers import FLAVOURS_AND_PROTOCOLS, a_task, answers_get_lost, end, held, queue_on
 
 T = TypeVar("T")

@@ -19,12 +19,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from models.errors import LeaseLost, QueueUnavailable, WrongState
-from tasks.lease import Lease
-from tasks.queue import TaskQueue
-from tasks.queue_scripts import NOBODY
-from tasks.redis_client import connect
+from tasks.queue.connection import connect
+from tasks.queue.lease import Lease
+from tasks.queue.queue import TaskQueue
+from tasks.queue.queue_scripts import NOBODY
+from tasks.queue.task import ENDED, Task, TaskProgress, TaskState
 from tasks.redis_server import RedisServer
-from tasks.task import ENDED, Task, TaskProgress, TaskState
 from tests.places import ROOT
 from tests.redis_servers import FLAVOURS, a_task, client_of, held, let_lapse
 
@@ -32,8 +32,8 @@ EXAMPLES = 10  # thousands were tried when this was written
 
 WORKER = """
 import sys, time
-from tasks.queue import TaskQueue
-from tasks.redis_client import connect
+from tasks.queue.queue import TaskQueue
+from tasks.queue.connection import connect
 
 lease = TaskQueue(connect(sys.argv[1]), lease_seconds=0.6).claim("victim", block_seconds=5)
 print(lease.task.id, flush=True)

@@ -150,7 +150,7 @@ def test_a_task_is_followed_to_its_version_and_has_the_bytes_of_the_command_line
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, torch_as_it_was: None
 ) -> None:
     """The same batch over HTTP and by `learn` gives byte-identical tensors."""
-    from tasks.batch import check_batch
+    from tasks.batch.check import check_batch
     from trainer import publishing
 
     files = batch("plum", "fig", images=8)

@@ -20,7 +20,7 @@ import psutil
 import pytest
 import redis
 
-from tasks.redis_client import connect
+from tasks.queue.connection import connect
 from tasks.redis_server import RedisServer
 from tests.places import ROOT
 from tests.robots import known, never_seen, robot_folder, wait_until

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from models import files as durable
 from models.errors import StoreError
-from tasks.image_store import ImageStore
+from tasks.images.store import ImageStore
 
 # Everything that learning makes in a data folder. Other programs keep files of their own there.
 OURS = (

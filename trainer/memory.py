@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from models.errors import BatchError
-from tasks.batch import shortened
+from tasks.batch.check import shortened
 
 HELD_OUT_A_CLASS = 50  # enough for a quantile; more would only cost time at each new task
 

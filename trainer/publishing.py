@@ -26,8 +26,8 @@ from models.network.export import export
 from models.versions.edits import unusable
 from models.versions.manifest import Manifest
 from models.versions.store import VersionStore
-from tasks.batch import LabelledBatch
-from tasks.image_store import ImageStore
+from tasks.batch.check import LabelledBatch
+from tasks.images.store import ImageStore
 from trainer.attempt import Undo, alone
 from trainer.checkpoint import Checkpoint
 from trainer.compute import set_up_torch

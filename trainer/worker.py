@@ -20,11 +20,11 @@ from typing import Any
 
 from models.errors import BatchError, LeaseLost, OpenWorldError, QueueUnavailable, StoreError
 from models.versions.store import VersionStore
-from tasks.batch import LabelledBatch, LabelledImage
-from tasks.image_store import ImageStore
-from tasks.lease import Lease
-from tasks.queue import TaskQueue
-from tasks.task import Task, TaskProgress
+from tasks.batch.check import LabelledBatch, LabelledImage
+from tasks.images.store import ImageStore
+from tasks.queue.lease import Lease
+from tasks.queue.queue import TaskQueue
+from tasks.queue.task import Task, TaskProgress
 from trainer.events import Event
 from trainer.publishing import Outcome, learn_batch
 from trainer.settings import LearnerSettings

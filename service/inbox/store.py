@@ -41,7 +41,7 @@ from service.inbox.records import (
     State,
 )
 from service.inbox.table import InboxTable
-from tasks.image_store import ImageStore
+from tasks.images.store import ImageStore
 
 
 class Inbox:

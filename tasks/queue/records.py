@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic_core import to_json
 
-from tasks.task import Task, TaskProgress, TaskSummary
+from tasks.queue.task import Task, TaskProgress, TaskSummary
 
 LONGEST_REASON = 4000
 # Of a summary: everything but the names of the images.

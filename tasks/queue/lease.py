@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from models.errors import LeaseLost
-from tasks.task import Task, TaskProgress
-from tasks.task_records import as_json, task_from, text
+from tasks.queue.records import as_json, task_from, text
+from tasks.queue.task import Task, TaskProgress
 
 if TYPE_CHECKING:
-    from tasks.queue import TaskQueue
+    from tasks.queue.queue import TaskQueue
 
 _End = Literal["published", "rejected", "failed", "try again", "hand back"]
 

@@ -11,7 +11,7 @@ from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from tasks.redis_client import CONNECT_SECONDS
+from tasks.queue.connection import CONNECT_SECONDS
 
 LOOK = 0  # heard after every (re)connect: announcements may have been missed, so look which version is current
 HEARTBEAT_SECONDS = 15.0  # of silence before we ask whether the other side is there, and then to its answer

@@ -8,7 +8,7 @@ from typing import Any, Literal, Self, get_args
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, NonNegativeInt, field_validator
 
 from models.versions.manifest import Sha256, TaskId
-from tasks.batch import LabelledBatch
+from tasks.batch.check import LabelledBatch
 
 TaskState = Literal["queued", "learning", "evaluating", "published", "rejected", "failed", "cancelled"]
 STATES: tuple[TaskState, ...] = get_args(TaskState)

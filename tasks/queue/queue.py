@@ -22,11 +22,11 @@ from typing import Any, Literal
 import redis
 
 from models.errors import IdempotencyConflict, QueueFull, UnknownTask, WrongState
-from tasks import lease_scripts, queue_scripts
-from tasks.lease import Lease
-from tasks.redis_client import SOCKET_SECONDS, reaching_redis
-from tasks.task import STATES, Task, TaskState, TaskSummary
-from tasks.task_records import SUMMARY_FIELDS, fields_of, summary_from, task_from
+from tasks.queue import lease_scripts, queue_scripts
+from tasks.queue.connection import SOCKET_SECONDS, reaching_redis
+from tasks.queue.lease import Lease
+from tasks.queue.records import SUMMARY_FIELDS, fields_of, summary_from, task_from
+from tasks.queue.task import STATES, Task, TaskState, TaskSummary
 
 IDEMPOTENCY_KEYS_KEPT = timedelta(days=7)
 # A new task ends the wait at once; a lease that lapsed, or a task that was handed back, is seen after this long.

@@ -1,6 +1,6 @@
 """The steps of a lease inside Redis: claim, renew, end. The keys and what is common are in `queue_scripts`."""
 
-from tasks.queue_scripts import COMMON
+from tasks.queue.queue_scripts import COMMON
 
 # The first arguments of every script about a lease: who claims to hold what.
 _HELD = """

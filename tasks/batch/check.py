@@ -13,7 +13,7 @@ from functools import cached_property
 from models.errors import BatchError, ImageError, UnsupportedImage
 from models.files import sha256_bytes
 from models.images import read_image
-from tasks.class_names import MAX_NAME, NAMED, canonical, confusion_problems, name_problems, shown
+from tasks.batch.class_names import MAX_NAME, NAMED, canonical, confusion_problems, name_problems, shown
 
 
 @dataclass(frozen=True)
