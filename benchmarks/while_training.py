@@ -112,7 +112,7 @@ def measure(settings: dict[str, str]) -> dict[str, Any]:
 
 
 def _teach(client: Client, folder: Path, names: Sequence[str]) -> str:
-    from openworld.teach import zipped
+    from openworld.commands.teach import zipped
     from tasks.batch.sources import load_batch
 
     pictures.write(folder, names, IMAGES)

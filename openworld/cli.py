@@ -18,7 +18,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from models.errors import BatchError, OpenWorldError
-from openworld import demo, learn, predict, serve, teach, train, up, versions
+from openworld.commands import demo, learn, predict, serve, teach, train, up, versions
 
 FAILED, INTERRUPTED = 2, 130
 

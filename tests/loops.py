@@ -20,10 +20,10 @@ from typing import Any
 import httpx2 as httpx
 
 from models.versions.store import VersionStore
+from openworld.up.embedded_redis import RedisServer
 from tasks.images.store import ImageStore
 from tasks.queue.connection import connect
 from tasks.queue.queue import TaskQueue
-from tasks.redis_server import RedisServer
 from tests.robots import IMAGES, address_of, robot_folder, wait_until
 
 LEASE = 1.0

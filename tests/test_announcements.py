@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 import redis
 
+from openworld.up.embedded_redis import RedisServer
 from tasks.queue import announcements
 from tasks.queue.announcements import LOOK, announce, listen
 from tasks.queue.connection import connect
-from tasks.redis_server import RedisServer
 from tests.redis_servers import FLAVOURS_IN_SHORT
 
 

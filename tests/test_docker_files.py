@@ -32,9 +32,9 @@ from pydantic import ValidationError
 
 from openworld import remote
 from openworld.cli import parser
+from openworld.up.embedded_redis import BINARY_SETTING, find_binary
 from service.settings import ServiceSettings
 from tasks.queue.connection import connect
-from tasks.redis_server import BINARY_SETTING, find_binary
 from tests.places import ROOT
 from tests.robots import wait_until
 from trainer.settings import LearnerSettings

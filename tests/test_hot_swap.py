@@ -15,9 +15,9 @@ import psutil
 import pytest
 
 from models.versions.store import VersionStore
+from openworld.up.embedded_redis import RedisServer
 from tasks.queue.announcements import announce
 from tasks.queue.connection import connect
-from tasks.redis_server import RedisServer
 from tests.robots import RunningServer, known, robot_folder, running_server, wait_until
 
 CLIENTS = 32

@@ -19,7 +19,7 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 
-from openworld.claims import free_port
+from openworld.up.claims import free_port
 from tests.loops import Loop, batch, loop
 from tests.prometheus_tools import Question, local_config, needs_prometheus, questions
 from tests.robots import known, never_seen, wait_until

@@ -22,8 +22,8 @@ from schemathesis.core.result import Ok
 from schemathesis.specs.openapi import checks
 from schemathesis.specs.openapi.definitions import OPENAPI_31_VALIDATOR
 
+from openworld.up.embedded_redis import RedisServer
 from service import problems, schemas
-from tasks.redis_server import RedisServer
 from tests.robots import RunningServer, robot_folder, running_server
 
 METHODS = ("get", "put", "post", "patch", "delete")

@@ -15,15 +15,15 @@ from pathlib import Path
 import pytest
 
 from models.errors import QueueUnavailable
+from openworld.up.embedded_redis import BINARY_SETTING, RedisServer, find_binary
 from tasks.queue.connection import connect
-from tasks.redis_server import BINARY_SETTING, RedisServer, find_binary
 from tests.places import ROOT
 from tests.redis_servers import FLAVOURS
 
 PARENT = """
 import sys, time
 from pathlib import Path
-from tasks.redis_server import RedisServer
+from openworld.up.embedded_redis import RedisServer
 
 print(RedisServer(Path(sys.argv[1])).start().pid, flush=True)
 time.sleep(60)

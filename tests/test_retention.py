@@ -16,11 +16,11 @@ import pytest
 from models.errors import BatchError, CorruptVersion, QueueUnavailable, StoreError
 from models.files import sha256_bytes
 from models.versions.store import VersionStore
+from openworld.up.embedded_redis import RedisServer
 from service.images import unfinished_images
 from tasks.images.retention import Retention
 from tasks.images.store import ImageStore
 from tasks.queue.queue import TaskQueue
-from tasks.redis_server import RedisServer
 from tests.manifests import a_manifest, manifest_of
 from tests.pictures import picture
 from tests.redis_servers import a_task, client_of

@@ -18,17 +18,17 @@ from pathlib import Path
 import psutil
 import pytest
 
-from openworld.child_process import CHUNK, ChildProcess
-from openworld.log_stream import LogStream
-from openworld.supervise import FORCED, ONE_WISH, BackOff, Supervisor
+from openworld.up.child_process import CHUNK, ChildProcess
+from openworld.up.log_stream import LogStream
+from openworld.up.supervisor import FORCED, ONE_WISH, BackOff, Supervisor
 from tests.places import ROOT
 
 DRIVER = """
 import asyncio, json, logging, os, sys
 from models.errors import OpenWorldError
-from openworld.child_process import ChildProcess
-from openworld.log_stream import LogStream, OwnLines
-from openworld.supervise import BackOff, Supervisor
+from openworld.up.child_process import ChildProcess
+from openworld.up.log_stream import LogStream, OwnLines
+from openworld.up.supervisor import BackOff, Supervisor
 
 given = json.loads(sys.argv[1])
 stream = LogStream(sys.stderr, "text", ["up", *(name for stage in given["stages"] for name in stage)])

@@ -19,12 +19,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from models.errors import LeaseLost, QueueUnavailable, WrongState
+from openworld.up.embedded_redis import RedisServer
 from tasks.queue.connection import connect
 from tasks.queue.lease import Lease
 from tasks.queue.queue import TaskQueue
 from tasks.queue.queue_scripts import NOBODY
 from tasks.queue.task import ENDED, Task, TaskProgress, TaskState
-from tasks.redis_server import RedisServer
 from tests.places import ROOT
 from tests.redis_servers import FLAVOURS, a_task, client_of, held, let_lapse
 

@@ -20,8 +20,8 @@ import psutil
 import pytest
 import redis
 
+from openworld.up.embedded_redis import RedisServer
 from tasks.queue.connection import connect
-from tasks.redis_server import RedisServer
 from tests.places import ROOT
 from tests.robots import known, never_seen, robot_folder, wait_until
 

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 
-from tasks.mortal import mortal
+from openworld.up.parent_death import mortal
 
 CHUNK = 65536  # bytes read at once, and the longest line that is waited for
 LAST_WORDS = 20  # lines kept for the message about a child that could not start

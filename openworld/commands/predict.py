@@ -16,8 +16,8 @@ from models.errors import ImageError, NothingLearned, OpenWorldError
 from models.inference.answer import Answer
 from models.versions.store import VersionStore
 from openworld import remote, tables
+from openworld.commands.versions import current_or_start
 from openworld.progress import counting
-from openworld.versions import current_or_start
 
 if TYPE_CHECKING:
     from models.inference.predictor import Predictor

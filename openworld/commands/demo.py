@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from models.errors import OpenWorldError
 from models.files import sha256_bytes
 from openworld import remote, tables
-from openworld.demo_views import views
-from openworld.teach import follow, zipped
+from openworld.commands.demo_images import views
+from openworld.commands.teach import follow, zipped
 from tasks.batch.check import check_batch
 
 if TYPE_CHECKING:

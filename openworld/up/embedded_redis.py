@@ -24,7 +24,7 @@ from urllib.parse import quote
 
 from models.errors import QueueUnavailable
 from models.files import make_folder
-from tasks.mortal import mortal
+from openworld.up.parent_death import mortal
 
 BINARY_SETTING = "OPENWORLD_REDIS_SERVER"
 LONGEST_SOCKET = 100  # bytes of its path: Linux takes 107, macOS 103

@@ -14,17 +14,18 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from models.errors import OpenWorldError
 from models.files import make_folder
-from openworld import learn, logs
-from openworld.child_process import ChildProcess
-from openworld.claims import free_port, only_one
-from openworld.log_stream import LogStream, OwnLines
+from openworld import logs
+from openworld.commands import learn
 from openworld.options import settings_from
-from openworld.supervise import Program, Supervisor
-from openworld.welcome import until_ready, welcome
+from openworld.up.child_process import ChildProcess
+from openworld.up.claims import free_port, only_one
+from openworld.up.log_stream import LogStream, OwnLines
+from openworld.up.supervisor import Program, Supervisor
+from openworld.up.welcome import until_ready, welcome
 
 if TYPE_CHECKING:
+    from openworld.up.embedded_redis import RedisServer
     from service.settings import ServiceSettings
-    from tasks.redis_server import RedisServer
     from trainer.worker_settings import WorkerSettings
 
 log = logging.getLogger(__name__)
@@ -41,7 +42,7 @@ again. Every setting of `serve` and `train` is read from OPENWORLD_<NAME> and pa
 """
 
 EXTRA = ("fastapi", "uvicorn", "redis", "prometheus_client", *learn.EXTRA)
-CODE = Path(__file__).resolve().parents[1]
+CODE = Path(__file__).resolve().parents[2]
 MARGIN = 10.0  # seconds that a part may take to end, beyond those that the settings give to requests
 
 
@@ -55,8 +56,8 @@ def run(arguments: argparse.Namespace) -> int:
     if missing:
         raise OpenWorldError(f"not installed: {', '.join(missing)}. Install them: pip install 'openworld[all]'")
     # Here and not above: the other commands need neither a web server nor a queue.
+    from openworld.up.embedded_redis import RedisServer
     from service.settings import ServiceSettings
-    from tasks.redis_server import RedisServer
     from trainer.settings import LearnerSettings
     from trainer.worker_settings import WorkerSettings
 
