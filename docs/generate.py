@@ -9,8 +9,8 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings
 
 from service.settings import ServiceSettings
-from trainer.settings import LearnerSettings
-from trainer.worker_settings import WorkerSettings
+from trainer.learning.settings import LearnerSettings
+from trainer.worker.settings import WorkerSettings
 
 TARGET = Path(__file__).with_name("settings.md")
 PROGRAMS: dict[str, tuple[str, type[BaseSettings]]] = {

@@ -12,7 +12,7 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
-from trainer.events import Event
+from trainer.learning.progress import Event
 
 EVERY_SECONDS = 5.0
 

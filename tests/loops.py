@@ -174,8 +174,9 @@ def _arm_server() -> None:
 
 def _arm_trainer() -> None:
     from tests.tiny import TINY_SETTINGS, tiny_backbone
-    from trainer import publishing, worker
-    from trainer.events import Event
+    from trainer import publish as publishing
+    from trainer.learning.progress import Event
+    from trainer.worker import worker
 
     for name, value in TINY_SETTINGS.items():
         os.environ.setdefault(f"OPENWORLD_{name.upper()}", str(value))

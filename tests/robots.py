@@ -24,8 +24,8 @@ from models.versions.store import VersionStore
 from tasks.images.store import ImageStore
 from tests.manifests import manifest_of
 from tests.tiny import TinyImages, class_tasks, learn_tasks, tiny_backbone, tiny_settings
-from trainer.learner import Learner
-from trainer.tokens import Tokens
+from trainer.learning.learner import Learner
+from trainer.learning.tokens import Tokens
 
 IMAGES = TinyImages()
 

@@ -5,16 +5,16 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-import trainer.back_update
-import trainer.learner
+import trainer.learning.back_update
+import trainer.learning.learner
 from models.inference.gaussians import Gaussians
 from models.inference.model import Head, TaskModel
 from models.inference.rules import log_softmax
 from models.network.adapted_blocks import tensors_of
 from tests.tiny import TinyImages, class_tasks, learn_tasks, quiet, tiny_learner, tiny_settings
-from trainer.back_update import back_update
-from trainer.checkpoint import Checkpoint
-from trainer.settings import LearnerSettings
+from trainer.learning.back_update import back_update
+from trainer.learning.checkpoint import Checkpoint
+from trainer.learning.settings import LearnerSettings
 
 Array = NDArray[np.float32]
 SETTINGS = tiny_settings(back_epochs=10, back_learning_rate=0.01, back_batch=16, momentum=0.9)
@@ -104,7 +104,7 @@ def test_no_draw_is_taken_for_one_of_the_others_whatever_the_last_batch_holds(he
         return plain_linear(batch, *rest)
 
     inputs: list[Array] = []
-    functional = trainer.back_update.F
+    functional = trainer.learning.back_update.F
     cross_entropy, plain_linear = functional.cross_entropy, functional.linear
     settings = tiny_settings(back_epochs=1, back_batch=16, back_learning_rate=1e-6)
     with (
@@ -188,7 +188,7 @@ def test_every_earlier_head_is_updated_on_its_own_tasks_features() -> None:
         return back_update(head, gaussians, own, labels, others, *rest)
 
     new = TinyImages().batch(["new"], count=30)
-    with patch.object(trainer.learner, "back_update", recording):
+    with patch.object(trainer.learning.learner, "back_update", recording):
         child = learner.learn(parent.model, parent.samples, new, Checkpoint(None), quiet())
     held_out = {sample.key for sample in child.samples.held_out}
     memory = parent.samples.memory

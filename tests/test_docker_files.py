@@ -37,8 +37,8 @@ from service.settings import ServiceSettings
 from tasks.queue.connection import connect
 from tests.places import ROOT
 from tests.robots import wait_until
-from trainer.settings import LearnerSettings
-from trainer.worker_settings import WorkerSettings
+from trainer.learning.settings import LearnerSettings
+from trainer.worker.settings import WorkerSettings
 
 COMPOSE, GPU = ROOT / "docker-compose.yml", ROOT / "docker-compose.gpu.yml"
 ENV_EXAMPLE, DOCKERIGNORE = ROOT / ".env.example", ROOT / ".dockerignore"

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from models.network import hat
 from tests.tiny import TinyImages, quiet, tiny_learner
-from trainer.checkpoint import Checkpoint
-from trainer.fit import TaskData, _Network, fit, new_shared, work
-from trainer.learner import Learner
-from trainer.settings import LearnerSettings
+from trainer.learning.checkpoint import Checkpoint
+from trainer.learning.fit import TaskData, _Network, fit, new_shared, work
+from trainer.learning.learner import Learner
+from trainer.learning.settings import LearnerSettings
 
 
 @dataclass

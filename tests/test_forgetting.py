@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-import trainer.fit
+import trainer.learning.fit
 from models.inference.model import Gaussians, Model, SharedAdapters, TaskModel
 from models.network import hat
 from models.network.adapted_blocks import Masks, TaskTensors, fold, tensors_of
@@ -30,9 +30,9 @@ from tests.tiny import (
     tiny_learner,
     tiny_settings,
 )
-from trainer.checkpoint import Checkpoint
-from trainer.fit import ADAPTER_PARTS, _Network, grow, new_shared
-from trainer.learner import Learned, Learner
+from trainer.learning.checkpoint import Checkpoint
+from trainer.learning.fit import ADAPTER_PARTS, _Network, grow, new_shared
+from trainer.learning.learner import Learned, Learner
 
 slow = settings(max_examples=25, deadline=None)
 histories = st.fixed_dictionaries(
@@ -71,7 +71,7 @@ def recorded_masks() -> Iterator[list[Masks]]:
         masks.append(Masks(m1.clone(), m2.clone()))
         return fold(task, m1, m2)
 
-    with patch.object(trainer.fit, "fold", recording):
+    with patch.object(trainer.learning.fit, "fold", recording):
         yield masks
 
 

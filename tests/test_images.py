@@ -17,7 +17,7 @@ from torchvision import transforms
 
 from models.errors import BrokenImage, ImageError, ImageTooLarge, UnsupportedImage
 from models.images import ImageLimits, Preprocessing, load_pixels, read_image
-from trainer.augment import augment
+from trainer.learning.augmentation import augment
 
 IMAGENET = Preprocessing(256, 224, "bicubic", (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 ORIENTATION = 0x0112

@@ -10,9 +10,9 @@ from models.inference.evidence import Evidence, Features, gather
 from models.inference.model import Model
 from models.inference.rules import Rule
 from tests.tiny import bare_model, class_tasks, learn_tasks, tiny_learner, tiny_settings
-from trainer.gate import judge
-from trainer.judging import auc, held_out_evidence, is_right, task_auc
-from trainer.memory import HeldOut
+from trainer.learning.evaluation import auc, held_out_evidence, is_right, task_auc
+from trainer.learning.gate import judge
+from trainer.learning.memory import HeldOut
 
 Floats = NDArray[np.float64]
 quick = settings(max_examples=60, deadline=None)

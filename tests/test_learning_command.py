@@ -99,7 +99,7 @@ def no_export(first: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fresh folders get the graphs that were exported already: the export takes longer than all the rest."""
     store = VersionStore(first)
     graphs = {role: store.graph_path(sha).read_bytes() for role, sha in store.manifest(1).graphs.items()}
-    monkeypatch.setattr("trainer.publishing.export", lambda backbone: graphs)
+    monkeypatch.setattr("trainer.publish.export", lambda backbone: graphs)
 
 
 # Learning

@@ -12,7 +12,7 @@ from models.inference.loading import read_model
 from models.versions.store import LoadedVersion, VersionStore
 from tests.manifests import manifest_of
 from tests.tiny import class_tasks, learn_tasks, tiny_backbone, tiny_learner
-from trainer.learner import Learned
+from trainer.learning.learner import Learned
 
 SPEC = tiny_backbone().spec
 

@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 from models.errors import BatchError
 from tasks.batch.class_names import NAMED
 from tests.tiny import TinyImages, class_tasks, learn_tasks, quiet, tiny_learner
-from trainer.checkpoint import Checkpoint
-from trainer.events import Progress
-from trainer.memory import (
+from trainer.learning.checkpoint import Checkpoint
+from trainer.learning.memory import (
     HELD_OUT_A_CLASS,
     HeldOut,
     Samples,
@@ -22,6 +21,7 @@ from trainer.memory import (
     split,
     unseen,
 )
+from trainer.learning.progress import Progress
 
 quick = settings(max_examples=60, deadline=None)
 seeds = st.integers(0, 2**32 - 1)

@@ -57,7 +57,7 @@ def promtool(*arguments: str) -> None:
 
 def exported() -> set[str]:
     """The names of all series that the two programs can have."""
-    from trainer.worker_metrics import WorkerMetrics  # it needs no torch, but its package is the trainer's
+    from trainer.worker.metrics import WorkerMetrics  # it needs no torch, but its package is the trainer's
 
     names = set()
     for registry in (Metrics().registry, WorkerMetrics().registry):

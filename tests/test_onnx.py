@@ -42,12 +42,12 @@ from models.network.export import export
 from models.versions.store import VersionStore
 from tests.manifests import manifest_of
 from tests.places import DEIT_WEIGHTS, ROOT, SHARED, needs_shared
-from trainer.checkpoint import Checkpoint
-from trainer.events import Progress
-from trainer.learner import Learner
-from trainer.memory import Samples
-from trainer.settings import LearnerSettings
-from trainer.tokens import Tokens
+from trainer.learning.checkpoint import Checkpoint
+from trainer.learning.learner import Learner
+from trainer.learning.memory import Samples
+from trainer.learning.progress import Progress
+from trainer.learning.settings import LearnerSettings
+from trainer.learning.tokens import Tokens
 
 Floats = NDArray[np.float32]
 TOLERANCE = 1e-4

@@ -21,10 +21,10 @@ EPOCHS = 16
 # The graphs take seconds to export and have no part in what is tested.
 COMMAND = """
 import sys
-import trainer.publishing
+import trainer.publish
 from openworld.cli import main
 
-trainer.publishing.export = lambda backbone: {}
+trainer.publish.export = lambda backbone: {}
 sys.exit(main(sys.argv[1:]))
 """
 
@@ -32,7 +32,7 @@ sys.exit(main(sys.argv[1:]))
 @pytest.fixture(scope="module", autouse=True)
 def quick_training(environment: pytest.MonkeyPatch) -> None:
     environment.setenv("OPENWORLD_EPOCHS", str(EPOCHS))
-    environment.setattr("trainer.publishing.export", lambda backbone: {})
+    environment.setattr("trainer.publish.export", lambda backbone: {})
 
 
 @pytest.fixture(scope="module")

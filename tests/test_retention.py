@@ -26,11 +26,11 @@ from tests.pictures import picture
 from tests.redis_servers import a_task, client_of
 from tests.robots import RunningServer, robot_folder, running_server, wait_until
 from tests.tiny import TinyImages, class_tasks, learn_tasks, quiet, tiny_backbone, tiny_learner, tiny_settings
-from trainer.checkpoint import Checkpoint
-from trainer.learner import Learned, Learner
-from trainer.memory import HeldOut, Samples
-from trainer.publishing import _parent
-from trainer.tokens import Tokens
+from trainer.learning.checkpoint import Checkpoint
+from trainer.learning.learner import Learned, Learner
+from trainer.learning.memory import HeldOut, Samples
+from trainer.learning.tokens import Tokens
+from trainer.publish import _parent
 
 DAY = 86400.0
 Unfinished = Callable[[], Mapping[str, Collection[str]]]

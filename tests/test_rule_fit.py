@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 from models.inference.evidence import Evidence
 from models.inference.rules import Rule
 from tests.tiny import class_tasks, learn_tasks, tiny_learner
-from trainer.rule_fit import CONSTANTS, FROZEN_WEIGHTS, fit_rule
+from trainer.learning.rule_fit import CONSTANTS, FROZEN_WEIGHTS, fit_rule
 
 quick = settings(max_examples=20, deadline=None)
 seeds = st.integers(0, 2**32 - 1)

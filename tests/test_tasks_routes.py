@@ -151,7 +151,7 @@ def test_a_task_is_followed_to_its_version_and_has_the_bytes_of_the_command_line
 ) -> None:
     """The same batch over HTTP and by `learn` gives byte-identical tensors."""
     from tasks.batch.check import check_batch
-    from trainer import publishing
+    from trainer import publish as publishing
 
     files = batch("plum", "fig", images=8)
     with loop(tmp_path) as running:

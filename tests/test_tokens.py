@@ -9,8 +9,8 @@ import torch
 from models.inference.model import Model
 from models.network.adapted_blocks import tensors_of
 from tests.tiny import DIMENSIONS, TOKENS, TinyImages, class_tasks, learn_tasks, tiny_backbone, tiny_learner
-from trainer.learner import Learner
-from trainer.tokens import CHUNK, Tokens
+from trainer.learning.learner import Learner
+from trainer.learning.tokens import CHUNK, Tokens
 
 ROW = 4 * TOKENS * DIMENSIONS  # bytes of an image's tokens
 KEYS = [key for keys in TinyImages().batch(["a", "b"], count=CHUNK - 5).values() for key in keys]  # not a whole chunk

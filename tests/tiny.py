@@ -18,12 +18,12 @@ from models.inference.model import Adapters, Head, Model, SharedAdapters, TaskMo
 from models.network.adapted_blocks import AdaptedBlock, AdaptedBlocks, Attention
 from models.network.backbone import Backbone
 from models.versions.backbone_spec import BackboneSpec
-from trainer.checkpoint import Checkpoint
-from trainer.events import Progress
-from trainer.learner import Learned, Learner
-from trainer.memory import Samples
-from trainer.settings import LearnerSettings
-from trainer.tokens import Tokens
+from trainer.learning.checkpoint import Checkpoint
+from trainer.learning.learner import Learned, Learner
+from trainer.learning.memory import Samples
+from trainer.learning.progress import Progress
+from trainer.learning.settings import LearnerSettings
+from trainer.learning.tokens import Tokens
 
 torch.set_num_threads(1)
 

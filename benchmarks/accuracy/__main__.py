@@ -17,9 +17,9 @@ from benchmarks.accuracy.report import markdown, write
 from benchmarks.accuracy.run import METHODS, run
 from benchmarks.machine import machine
 from models.network.backbone import open_backbone
-from trainer.compute import set_up_torch
-from trainer.events import Event
-from trainer.settings import LearnerSettings
+from trainer.learning.progress import Event
+from trainer.learning.settings import LearnerSettings
+from trainer.learning.torch_setup import set_up_torch
 
 
 def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:

@@ -14,14 +14,14 @@ from models.inference.evidence import Features, gather
 from models.inference.model import Head, Model
 from models.network.adapted_blocks import tensors_of
 from models.network.backbone import Backbone
-from trainer.checkpoint import Checkpoint
-from trainer.events import Event, Progress
-from trainer.judging import held_out_evidence
-from trainer.learner import Learner
-from trainer.memory import Samples
-from trainer.rule_fit import fit_rule
-from trainer.settings import LearnerSettings
-from trainer.tokens import Tokens
+from trainer.learning.checkpoint import Checkpoint
+from trainer.learning.evaluation import held_out_evidence
+from trainer.learning.learner import Learner
+from trainer.learning.memory import Samples
+from trainer.learning.progress import Event, Progress
+from trainer.learning.rule_fit import fit_rule
+from trainer.learning.settings import LearnerSettings
+from trainer.learning.tokens import Tokens
 
 
 class Method(NamedTuple):

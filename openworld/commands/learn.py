@@ -20,7 +20,7 @@ from models.versions.store import VersionStore
 from openworld import tables
 from openworld.progress import Display
 from tasks.batch.sources import load_batch
-from trainer.settings import LearnerSettings
+from trainer.learning.settings import LearnerSettings
 
 SUMMARY = "learn a folder of named images as the next task"
 EPILOG = """\
@@ -89,7 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
         warnings.filterwarnings("ignore", module=r"(torch|timm|onnx|onnxscript)(\.|$)")  # nobody here can act on them
         display.say(f"{tables.count(len(batch.images), 'image')} of {', '.join(batch.classes)}; loading PyTorch")
         # Here and not above: torch takes seconds to load, and nothing before this line needs it.
-        from trainer.publishing import learn_batch
+        from trainer.publish import learn_batch
 
         outcome = learn_batch(arguments.data, batch, settings, display)
     if arguments.json:

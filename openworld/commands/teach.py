@@ -15,7 +15,7 @@ from openworld import remote, tables
 from openworld.progress import Display
 from tasks.batch.check import LabelledBatch
 from tasks.batch.sources import load_batch
-from trainer.events import Event
+from trainer.learning.progress import Event
 
 if TYPE_CHECKING:
     from service.client import Client, TaskAnswer

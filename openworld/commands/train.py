@@ -13,8 +13,8 @@ from typing import Any
 from models.errors import OpenWorldError
 from openworld import logs
 from openworld.options import settings_from
-from trainer.settings import LearnerSettings
-from trainer.worker_settings import WorkerSettings
+from trainer.learning.settings import LearnerSettings
+from trainer.worker.settings import WorkerSettings
 
 SUMMARY = "learn submitted tasks, one after the other, and publish versions"
 EPILOG = """\
@@ -43,8 +43,8 @@ def run(arguments: argparse.Namespace) -> int:
     from tasks.queue.announcements import announce
     from tasks.queue.connection import connect
     from tasks.queue.queue import TaskQueue
-    from trainer.worker import Worker
-    from trainer.worker_metrics import WorkerMetrics
+    from trainer.worker.metrics import WorkerMetrics
+    from trainer.worker.worker import Worker
 
     client = connect(settings.redis_url.get_secret_value())
     metrics = WorkerMetrics()

@@ -26,7 +26,7 @@ from openworld.up.welcome import until_ready, welcome
 if TYPE_CHECKING:
     from openworld.up.embedded_redis import RedisServer
     from service.settings import ServiceSettings
-    from trainer.worker_settings import WorkerSettings
+    from trainer.worker.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
 
@@ -58,8 +58,8 @@ def run(arguments: argparse.Namespace) -> int:
     # Here and not above: the other commands need neither a web server nor a queue.
     from openworld.up.embedded_redis import RedisServer
     from service.settings import ServiceSettings
-    from trainer.settings import LearnerSettings
-    from trainer.worker_settings import WorkerSettings
+    from trainer.learning.settings import LearnerSettings
+    from trainer.worker.settings import WorkerSettings
 
     # All settings, although the children read them too: a mistake is best told before anything has started.
     given: dict[str, Any] = {"data": arguments.data.absolute(), "host": arguments.host, "port": arguments.port}

@@ -16,7 +16,7 @@ from openworld import remote
 
 if TYPE_CHECKING:
     from service.settings import ServiceSettings
-    from trainer.worker_settings import WorkerSettings
+    from trainer.worker.settings import WorkerSettings
 
 FIRST_LOOK, LONGEST_LOOK = 0.05, 2.0  # seconds between two questions to a server that is not ready
 ANSWER = 2.0  # seconds that one may take

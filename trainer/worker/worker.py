@@ -25,10 +25,10 @@ from tasks.images.store import ImageStore
 from tasks.queue.lease import Lease
 from tasks.queue.queue import TaskQueue
 from tasks.queue.task import Task, TaskProgress
-from trainer.events import Event
-from trainer.publishing import Outcome, learn_batch
-from trainer.settings import LearnerSettings
-from trainer.worker_metrics import WorkerMetrics
+from trainer.learning.progress import Event
+from trainer.learning.settings import LearnerSettings
+from trainer.publish import Outcome, learn_batch
+from trainer.worker.metrics import WorkerMetrics
 
 log = logging.getLogger(__name__)
 

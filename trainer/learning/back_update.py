@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from models.inference.gaussians import Gaussians
 from models.inference.model import Head
-from trainer.settings import LearnerSettings
+from trainer.learning.settings import LearnerSettings
 
 
 def back_update(

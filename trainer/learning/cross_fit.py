@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from models.inference.model import Model
 from models.inference.rules import SMALLEST_DISTANCE
 from models.network.adapted_blocks import tensors_of
-from trainer.fit import Fitted, TaskData
-from trainer.memory import HeldOut, folds
+from trainer.learning.fit import Fitted, TaskData
+from trainer.learning.memory import HeldOut, folds
 
 if TYPE_CHECKING:
-    from trainer.learner import Learner
+    from trainer.learning.learner import Learner
 
 
 def cross_fit(

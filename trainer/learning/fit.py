@@ -20,11 +20,11 @@ from models.inference.model import Adapters, Head, SharedAdapters
 from models.network import hat
 from models.network.adapted_blocks import Masks, TaskTensors, fold
 from models.network.backbone import Backbone
-from trainer.checkpoint import Checkpoint, Tensors
-from trainer.events import Progress
-from trainer.randomness import stream, truncated_normal
-from trainer.settings import LearnerSettings
-from trainer.tokens import Tokens
+from trainer.learning.checkpoint import Checkpoint, Tensors
+from trainer.learning.progress import Progress
+from trainer.learning.randomness import stream, truncated_normal
+from trainer.learning.settings import LearnerSettings
+from trainer.learning.tokens import Tokens
 
 ADAPTER_PARTS = ("w1", "b1", "w2", "b2")
 

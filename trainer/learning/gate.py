@@ -10,8 +10,8 @@ import numpy as np
 
 from models.inference.evidence import Evidence
 from models.inference.model import Model
-from trainer.judging import is_right, task_auc
-from trainer.settings import LearnerSettings
+from trainer.learning.evaluation import is_right, task_auc
+from trainer.learning.settings import LearnerSettings
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from models.inference.evidence import Evidence, Features, gather
 from models.inference.model import Model
-from trainer.memory import HeldOut
+from trainer.learning.memory import HeldOut
 
 
 def held_out_evidence(model: Model, features: Features, held_out: Sequence[HeldOut]) -> Evidence:

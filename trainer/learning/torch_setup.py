@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from trainer.settings import LearnerSettings
+from trainer.learning.settings import LearnerSettings
 
 
 def set_up_torch(settings: LearnerSettings) -> None:

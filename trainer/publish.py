@@ -29,14 +29,14 @@ from models.versions.store import VersionStore
 from tasks.batch.check import LabelledBatch
 from tasks.images.store import ImageStore
 from trainer.attempt import Undo, alone
-from trainer.checkpoint import Checkpoint
-from trainer.compute import set_up_torch
-from trainer.events import Listener, Progress
-from trainer.gate import Verdict
-from trainer.learner import Learned, Learner
-from trainer.memory import Samples, check_size, unseen
-from trainer.settings import LearnerSettings
-from trainer.tokens import Tokens
+from trainer.learning.checkpoint import Checkpoint
+from trainer.learning.gate import Verdict
+from trainer.learning.learner import Learned, Learner
+from trainer.learning.memory import Samples, check_size, unseen
+from trainer.learning.progress import Listener, Progress
+from trainer.learning.settings import LearnerSettings
+from trainer.learning.tokens import Tokens
+from trainer.learning.torch_setup import set_up_torch
 
 log = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ from torch import Tensor
 from models.images import load_pixels, read_image
 from models.network.adapted_blocks import TaskTensors
 from models.network.backbone import Backbone
-from trainer.augment import augment
-from trainer.randomness import stream
+from trainer.learning.augmentation import augment
+from trainer.learning.randomness import stream
 
 CHUNK = 32  # images a pass: small enough for any memory, large enough to keep the cores busy
 KEPT_BYTES = 4 * 2**30

@@ -16,18 +16,18 @@ from models.inference.model import Adapters, Head, Model, TaskModel
 from models.inference.rules import Rule
 from models.network.adapted_blocks import tensors_of
 from models.network.backbone import Backbone
-from trainer.back_update import back_update
-from trainer.checkpoint import Checkpoint
-from trainer.cross_fit import cross_fit
-from trainer.events import Progress
-from trainer.fit import Fitted, TaskData, fit, grow, new_shared, work
-from trainer.gate import Verdict, judge
-from trainer.judging import held_out_evidence
-from trainer.memory import HeldOut, Samples, bounded, check_size, merged, remember, split, unseen
-from trainer.randomness import stream
-from trainer.rule_fit import fit_rule
-from trainer.settings import LearnerSettings
-from trainer.tokens import Tokens
+from trainer.learning.back_update import back_update
+from trainer.learning.checkpoint import Checkpoint
+from trainer.learning.cross_fit import cross_fit
+from trainer.learning.evaluation import held_out_evidence
+from trainer.learning.fit import Fitted, TaskData, fit, grow, new_shared, work
+from trainer.learning.gate import Verdict, judge
+from trainer.learning.memory import HeldOut, Samples, bounded, check_size, merged, remember, split, unseen
+from trainer.learning.progress import Progress
+from trainer.learning.randomness import stream
+from trainer.learning.rule_fit import fit_rule
+from trainer.learning.settings import LearnerSettings
+from trainer.learning.tokens import Tokens
 
 Images = Mapping[str, Sequence[str]]  # class -> image keys
 
