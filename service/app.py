@@ -8,9 +8,15 @@ from importlib.metadata import version
 
 from fastapi import FastAPI
 
-from service import (
+from service.container import Service
+from service.http.body_guard import Gate
+from service.http.openapi import complete_openapi
+from service.http.problems import HANDLERS
+from service.http.request_log import Observe
+from service.routes import (
+    api_docs,
     classes,
-    docs,
+    console,
     explain,
     health,
     images,
@@ -21,14 +27,8 @@ from service import (
     tasks,
     version_detail,
     versions,
-    web,
 )
-from service.gate import Gate
-from service.observe import Observe
-from service.openapi import complete_openapi
-from service.problems import HANDLERS
 from service.settings import ServiceSettings
-from service.state import Service
 
 DESCRIPTION = """\
 Recognises what it has learned, says **novel** to the rest, and learns that from people's labels.
@@ -64,7 +64,7 @@ def create_app(settings: ServiceSettings) -> FastAPI:
     app.state.service = service
     app.state.pulse = pulse.Pulse(service.live)
     app.state.explainer = explain.Explainer()
-    app.state.console = web.Console()
+    app.state.console = console.Console()
     app.add_middleware(Gate, keyring=service.keyring)
     app.add_middleware(Observe, metrics=service.metrics, draining=lambda: service.draining)
     for part in (
@@ -79,11 +79,11 @@ def create_app(settings: ServiceSettings) -> FastAPI:
         health,
         me,
         pulse,
-        docs,
-        web,
+        api_docs,
+        console,
     ):
         app.include_router(part.router)
     app.router.routes.insert(0, predict.PlainPredict())
-    docs.mount_assets(app)
+    api_docs.mount_assets(app)
     complete_openapi(app, keys=bool(settings.keys))
     return app

@@ -154,7 +154,7 @@ def _at(step: str) -> None:
 
 
 def _arm_server() -> None:
-    from service import tasks as routes
+    from service.routes import tasks as routes
 
     store, submit = routes._store, TaskQueue.submit
 

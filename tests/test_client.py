@@ -18,7 +18,7 @@ import pytest
 
 from models.errors import OpenWorldError
 from service.client import ApiError, AsyncClient, Client, Unreachable
-from service.schemas import Failure, Prediction, Predictions
+from service.wire.schemas import Failure, Prediction, Predictions
 from tests.robots import RunningServer, known, never_seen, robot_folder, running_server, wait_until
 
 KEY = "a-secret-of-the-tests-0123456789"

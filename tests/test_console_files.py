@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx2 as httpx
 import pytest
 
-from service.web import FOLDER, TYPES, Console
+from service.routes.console import FOLDER, TYPES, Console
 from tests.robots import RunningServer, running_server
 
 FILES = sorted(path.relative_to(FOLDER).as_posix() for path in FOLDER.rglob("*") if path.is_file())

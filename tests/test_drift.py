@@ -14,8 +14,8 @@ from pydantic import ValidationError
 from scipy import stats
 
 from models.inference.calibration import Calibration
-from service.drift import BINS, WINDOW_SECONDS, ScoreDrift, stability_index
-from service.metrics import Metrics
+from service.inference.drift import BINS, WINDOW_SECONDS, ScoreDrift, stability_index
+from service.inference.metrics import Metrics
 from service.settings import ServiceSettings
 from tests.places import ROOT
 from tests.robots import known, metric_value, never_seen, robot_folder, running_server

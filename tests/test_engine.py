@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from models.inference.answer import NOTHING_KNOWN
 from models.inference.predictor import Array, Scored
-from service.engine import Engine
 from service.errors import DeadlinePassed
-from service.metrics import Metrics
+from service.inference.engine import Engine
+from service.inference.metrics import Metrics
 
 
 @dataclass

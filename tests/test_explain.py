@@ -20,10 +20,10 @@ from models.inference.predictor import Predictor
 from models.inference.rules import log_class_probabilities, log_coefficient
 from models.versions.edits import Edit, publish_edit
 from models.versions.store import VersionStore
-from service import explain as module
 from service.errors import DeadlinePassed
-from service.explain import Explainer, Explanation, explain
-from service.served import NothingYet
+from service.inference.servable import NothingYet
+from service.routes import explain as module
+from service.routes.explain import Explainer, Explanation, explain
 from tests.pictures import picture
 from tests.robots import RunningServer, known, never_seen, robot_folder, running_server
 

@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.admission import BURST_SECONDS, SLOWEST_GUESS, Admission, Permit, RateLimiter
 from service.errors import QueueIsFull, RateLimited
-from service.keys import ROLES, Key, Keyring, parse_keys
+from service.http.admission import BURST_SECONDS, SLOWEST_GUESS, Admission, Permit, RateLimiter
+from service.http.keys import ROLES, Key, Keyring, parse_keys
 from service.settings import ServiceSettings
 from tests.robots import RunningServer, known, robot_folder, running_server, wait_until
 

@@ -19,8 +19,8 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.types import Message, Receive, Scope, Send
 
-from service.metrics import KEPT_VERSIONS, OUTCOMES, REJECTED, STAGES, Metrics
-from service.observe import Observe
+from service.http.request_log import Observe
+from service.inference.metrics import KEPT_VERSIONS, OUTCOMES, REJECTED, STAGES, Metrics
 from tests.robots import RunningServer, known, metric_value, never_seen, robot_folder, running_server, wait_until
 
 SECRETS = {"robot": "rrrrrrrr-secret-of-a-robot", "app": "aaaaaaaa-secret-of-an-app"}

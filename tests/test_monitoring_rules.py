@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from service.metrics import Metrics
+from service.inference.metrics import Metrics
 from tests.places import ROOT
 from tests.prometheus_tools import (
     CONFIG,

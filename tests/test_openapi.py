@@ -23,7 +23,8 @@ from schemathesis.specs.openapi import checks
 from schemathesis.specs.openapi.definitions import OPENAPI_31_VALIDATOR
 
 from openworld.up.embedded_redis import RedisServer
-from service import problems, schemas
+from service.http import problems
+from service.wire import schemas
 from tests.robots import RunningServer, robot_folder, running_server
 
 METHODS = ("get", "put", "post", "patch", "delete")

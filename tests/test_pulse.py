@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from models.images import ImageLimits
-from service.pulse import BINS, EDGES, KEPT, SECONDS, SWAPS, Pulse, quantile
-from service.schemas import Failure, ImageProblem, Prediction
-from service.served import NothingYet, Served
+from service.inference.servable import NothingYet, Served
+from service.routes.pulse import BINS, EDGES, KEPT, SECONDS, SWAPS, Pulse, quantile
+from service.wire.schemas import Failure, ImageProblem, Prediction
 from tests.robots import RunningServer, known, never_seen, robot_folder, running_server
 
 START = 1_700_000_000.0

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from models.files import sha256_bytes
 from service.inbox import Sighting
-from service.recent import OVERHEAD, Recent
+from service.inference.recent_predictions import OVERHEAD, Recent
 
 
 def prediction(number: int, size: int = 100, dimensions: int | None = None, data: bytes | None = None) -> Sighting:

@@ -17,7 +17,7 @@ from models.errors import BatchError, CorruptVersion, QueueUnavailable, StoreErr
 from models.files import sha256_bytes
 from models.versions.store import VersionStore
 from openworld.up.embedded_redis import RedisServer
-from service.images import unfinished_images
+from service.routes.images import unfinished_images
 from tasks.images.retention import Retention
 from tasks.images.store import ImageStore
 from tasks.queue.queue import TaskQueue

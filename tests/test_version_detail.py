@@ -11,7 +11,7 @@ import pytest
 from models.inference.loading import read_model
 from models.versions.edits import Edit, publish_edit
 from models.versions.store import TENSORS, VersionStore
-from service.version_detail import detail
+from service.routes.version_detail import detail
 from tests.manifests import a_manifest
 from tests.robots import RunningServer, robot_folder, running_server
 

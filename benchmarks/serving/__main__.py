@@ -24,8 +24,8 @@ from benchmarks.machine import machine
 from benchmarks.serving import contenders, peers, report, run, workload
 from benchmarks.serving.contenders import BARE, SERVICE, Contender, Variant
 from benchmarks.serving.process import NotServing
+from service.container import CPU_BATCH
 from service.settings import ServiceSettings
-from service.state import CPU_BATCH
 
 NOTES = [
     "LitServe and BentoML serve our ONNX predictor and our image reader: only the serving layer differs.",

@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     try:
         # Here and not above: the other commands need neither a web server nor its settings.
-        from service import server
+        from service import main as server
         from service.settings import ServiceSettings
     except ModuleNotFoundError as error:
         raise OpenWorldError(f"{error.name} is not installed: pip install 'openworld[serve]'") from error

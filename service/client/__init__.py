@@ -12,7 +12,7 @@ harm: a prediction changes nothing, and the same batch is the same task.
 from service.client.aio import AsyncClient
 from service.client.calls import ApiError, Image, Unreachable
 from service.client.sync import Client
-from service.schemas import Failure, Prediction, TaskAnswer, Versions
+from service.wire.schemas import Failure, Prediction, TaskAnswer, Versions
 
 __all__ = [
     "ApiError",

@@ -13,8 +13,8 @@ from pydantic import BaseModel
 from service.client import calls
 from service.client.calls import TIMEOUT, URL, Call, Image
 from service.inbox.records import State
-from service.novelty_schemas import NoveltyAnswer
-from service.schemas import Classes, Failure, Prediction, TaskAnswer, Versions
+from service.wire.novelties import NoveltyAnswer
+from service.wire.schemas import Classes, Failure, Prediction, TaskAnswer, Versions
 
 M = TypeVar("M", bound=BaseModel)
 

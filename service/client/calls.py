@@ -15,8 +15,8 @@ from pydantic import BaseModel, ValidationError
 
 from models.errors import OpenWorldError
 from service.inbox.records import State
-from service.novelty_schemas import Changed, Novelties
-from service.schemas import Classes, Prediction, Predictions, TaskAnswer, Versions
+from service.wire.novelties import Changed, Novelties
+from service.wire.schemas import Classes, Prediction, Predictions, TaskAnswer, Versions
 
 URL = "http://127.0.0.1:8000"
 TIMEOUT = 30.0

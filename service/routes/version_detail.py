@@ -13,9 +13,9 @@ from safetensors import SafetensorError, safe_open
 
 from models.errors import CorruptVersion
 from models.versions.store import TENSORS, VersionStore
+from service.container import Anybody, Parts
 from service.errors import NotFound
-from service.problems import documented
-from service.state import Anybody, Parts
+from service.http.problems import documented
 
 router = APIRouter(tags=["operators"])
 

@@ -28,8 +28,8 @@ from models.inference.runtime_cache import Runtimes
 from models.versions.backbone_spec import recorded_backbone
 from models.versions.store import By, VersionStore
 from service.errors import NotFound, NotReady, VersionUnusable
-from service.metrics import Metrics
-from service.served import NothingYet, Served
+from service.inference.metrics import Metrics
+from service.inference.servable import NothingYet, Served
 
 log = logging.getLogger(__name__)
 

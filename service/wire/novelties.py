@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from service.inbox import Group, GroupPage, Kept, Moved, Novelty, Page, State
-from service.schemas import Nearest
+from service.wire.schemas import Nearest
 from tasks.images.retention import Expired, Removed, Uses
 
 LARGEST_LIST = 5000  # ids of one request

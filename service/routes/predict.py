@@ -13,15 +13,15 @@ from starlette.types import Scope
 
 from models.errors import ImageError
 from models.inference.predictor import Array
-from service.bodies import Sent, read_images
+from service.container import Parts, Predicting, Service, predicting, service_of
 from service.errors import Abandoned, DeadlinePassed
+from service.http.image_bodies import Sent, read_images
+from service.http.problems import documented, problem_of
+from service.http.request_log import new_id
 from service.inbox import Sighting
-from service.observe import new_id
-from service.problems import documented, problem_of
-from service.pulse import pulse_of
-from service.schemas import Base64Images, Failure, ImageProblem, Prediction, Predictions
-from service.served import Served
-from service.state import Parts, Predicting, Service, predicting, service_of
+from service.inference.servable import Served
+from service.routes.pulse import pulse_of
+from service.wire.schemas import Base64Images, Failure, ImageProblem, Prediction, Predictions
 
 router = APIRouter(tags=["robots"])
 T = TypeVar("T")

@@ -6,10 +6,10 @@ import asyncio
 
 from fastapi import APIRouter, Response
 
+from service.container import Parts, Service
 from service.errors import NotReady
-from service.problems import documented
-from service.schemas import Health
-from service.state import Parts, Service
+from service.http.problems import documented
+from service.wire.schemas import Health
 
 router = APIRouter(tags=["operators"])
 

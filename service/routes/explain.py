@@ -19,11 +19,11 @@ from models.inference.evidence import Evidence, gather
 from models.inference.model import Model
 from models.inference.predictor import Array, Predictor
 from models.inference.rules import log_class_probabilities, log_coefficient
-from service.bodies import BodyLimits, read_images
+from service.container import Parts, Predicting, Service
 from service.errors import DeadlinePassed
-from service.problems import documented
-from service.served import Served
-from service.state import Parts, Predicting, Service
+from service.http.image_bodies import BodyLimits, read_images
+from service.http.problems import documented
+from service.inference.servable import Served
 
 router = APIRouter(tags=["people"])
 

@@ -13,8 +13,8 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.errors import Abandoned
-from service.metrics import REJECTED, Metrics
-from service.problems import INTERNAL, problem_of, respond
+from service.http.problems import INTERNAL, problem_of, respond
+from service.inference.metrics import REJECTED, Metrics
 
 log = logging.getLogger("openworld.requests")
 

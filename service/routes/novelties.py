@@ -10,10 +10,14 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Query, Request, Response
 from pydantic import AwareDatetime
 
+from service.container import Labelling, Parts, Service
+from service.erasure import forget
 from service.errors import NotFound
-from service.forgetting import forget
+from service.http.image_responses import picture_response, unchanged
+from service.http.problems import documented
 from service.inbox import GroupOrder, Inbox, Kept, Only, Sighting, State
-from service.novelty_schemas import (
+from service.inbox.thumbnails import LARGEST, SMALLEST
+from service.wire.novelties import (
     Changed,
     KeptPrediction,
     KeptPredictions,
@@ -23,10 +27,6 @@ from service.novelty_schemas import (
     NoveltyIds,
     WrongPredictions,
 )
-from service.pictures import picture_response, unchanged
-from service.problems import documented
-from service.state import Labelling, Parts, Service
-from service.thumbnails import LARGEST, SMALLEST
 
 router = APIRouter(tags=["labellers"])
 

@@ -14,18 +14,18 @@ from models.errors import StoreError
 from models.inference.runtime import gpu_present
 from models.inference.runtime_cache import Runtimes
 from models.versions.store import VersionStore
-from service.admission import Admission, RateLimiter
-from service.bodies import BodyLimits
-from service.drift import ScoreDrift
-from service.engine import Engine
 from service.errors import Forbidden, NoQueue, Unauthorized
+from service.http.admission import Admission, RateLimiter
+from service.http.image_bodies import BodyLimits
+from service.http.keys import Key, Keyring, Role, secret_of
 from service.inbox import Inbox, InboxLimits, InboxWriter
-from service.keys import Key, Keyring, Role, secret_of
-from service.live import Live
-from service.metrics import Metrics
-from service.recent import Recent
+from service.inbox.thumbnails import Thumbnails
+from service.inference.active_version import Live
+from service.inference.drift import ScoreDrift
+from service.inference.engine import Engine
+from service.inference.metrics import Metrics
+from service.inference.recent_predictions import Recent
 from service.settings import ServiceSettings
-from service.thumbnails import Thumbnails
 from tasks.batch.check import BatchLimits
 from tasks.queue.announcements import announce, listen
 from tasks.queue.connection import connect

@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 
 from models.inference.predictor import Array, Scored
 from service.errors import DeadlinePassed
-from service.metrics import Metrics
-from service.served import Served
+from service.inference.metrics import Metrics
+from service.inference.servable import Served
 
 log = logging.getLogger(__name__)
 

@@ -16,8 +16,8 @@ from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
 from models.errors import Damage
-from service.drift import ScoreDrift
 from service.inbox import DropReason
+from service.inference.drift import ScoreDrift
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 IMAGES = (1, 2, 4, 8, 16, 32, 64, 128, 256)

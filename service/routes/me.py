@@ -5,9 +5,9 @@ from __future__ import annotations
 from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
 
-from service.keys import Role
-from service.problems import documented
-from service.state import Anybody, Parts
+from service.container import Anybody, Parts
+from service.http.keys import Role
+from service.http.problems import documented
 
 router = APIRouter(tags=["people"])
 

@@ -11,8 +11,8 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.errors import BodyTooLarge, Unauthorized
-from service.keys import Keyring, secret_of
-from service.problems import problem_of, respond
+from service.http.keys import Keyring, secret_of
+from service.http.problems import problem_of, respond
 
 MAX_BODY = 2**20  # bytes: of everything that is neither an image nor a batch
 COUNT_THEMSELVES = {"/predict", "/tasks", "/explain"}

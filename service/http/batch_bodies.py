@@ -18,9 +18,9 @@ from starlette.datastructures import UploadFile
 from starlette.requests import ClientDisconnect
 
 from models.errors import BatchError, StoreError
-from service.documents import parse
 from service.errors import Abandoned, BodyTooLarge, UnsupportedBody
-from service.forms import read_form
+from service.http.forms import read_form
+from service.http.json_bodies import parse
 from tasks.batch.check import BatchCheck, BatchLimits, LabelledBatch
 from tasks.batch.class_names import shown
 from tasks.batch.sources import load_batch

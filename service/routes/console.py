@@ -16,7 +16,7 @@ from service.errors import NotFound
 
 router = APIRouter()
 
-FOLDER = Path(__file__).with_name("console")
+FOLDER = Path(__file__).parents[1] / "console"
 TYPES = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",

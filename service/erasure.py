@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection
 
-from service.state import Service
+from service.container import Service
 
 
 async def forget(service: Service, sha256s: Collection[str]) -> int:

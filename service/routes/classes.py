@@ -11,10 +11,10 @@ from models.errors import ClassConflict, StaleParent
 from models.versions.aliases import label_of
 from models.versions.edits import Edit, publish_edit
 from models.versions.manifest import Manifest
+from service.container import Anybody, Labelling, Parts, Service
 from service.errors import InvalidName
-from service.problems import documented
-from service.schemas import ClassEdit, ClassEntry, Classes
-from service.state import Anybody, Labelling, Parts, Service
+from service.http.problems import documented
+from service.wire.schemas import ClassEdit, ClassEntry, Classes
 from tasks.batch.class_names import canonical, confusion_problems, name_problems
 
 router = APIRouter(tags=["labellers"])

@@ -9,10 +9,10 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query
 
 from models.versions.lineage import lineage
-from service.live import LoadFailure
-from service.problems import documented
-from service.schemas import LoadProblem, PromotionEntry, Versions, VersionSummary
-from service.state import Anybody, Operating, Parts, Service
+from service.container import Anybody, Operating, Parts, Service
+from service.http.problems import documented
+from service.inference.active_version import LoadFailure
+from service.wire.schemas import LoadProblem, PromotionEntry, Versions, VersionSummary
 
 router = APIRouter(tags=["operators"])
 

@@ -19,9 +19,9 @@ import uvicorn
 
 from models.errors import OpenWorldError
 from service.app import create_app
-from service.protocol import BoundedHeaders
+from service.container import Service
+from service.http.protocol import BoundedHeaders
 from service.settings import ServiceSettings
-from service.state import Service
 
 log = logging.getLogger(__name__)
 

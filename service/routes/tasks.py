@@ -15,10 +15,10 @@ from fastapi.responses import StreamingResponse
 
 from models.errors import BatchError, QueueUnavailable, StoreError, UnknownTask
 from models.versions.edits import active_classes, unusable
-from service.problems import documented
-from service.schemas import TaskAnswer, TaskPage
-from service.state import Anybody, Labelling, Parts, Service
-from service.task_bodies import Labels, read_batch
+from service.container import Anybody, Labelling, Parts, Service
+from service.http.batch_bodies import Labels, read_batch
+from service.http.problems import documented
+from service.wire.schemas import TaskAnswer, TaskPage
 from tasks.batch.check import LabelledBatch
 from tasks.images.store import ImageStore
 from tasks.queue.task import STATES, Task, TaskState

@@ -17,10 +17,10 @@ from typing import Annotated, Protocol
 from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, Field
 
-from service.problems import documented
-from service.schemas import Failure, Prediction
-from service.served import Served
-from service.state import Anybody
+from service.container import Anybody
+from service.http.problems import documented
+from service.inference.servable import Served
+from service.wire.schemas import Failure, Prediction
 
 router = APIRouter(tags=["people"])
 

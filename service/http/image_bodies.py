@@ -18,11 +18,11 @@ from starlette.datastructures import UploadFile
 from starlette.requests import ClientDisconnect
 
 from models.errors import ImageError
-from service.admission import Permit
-from service.documents import parse
 from service.errors import Abandoned, BadBase64, BadRequest, BodyTooLarge, NoImages
-from service.forms import read_form
-from service.schemas import Base64Images
+from service.http.admission import Permit
+from service.http.forms import read_form
+from service.http.json_bodies import parse
+from service.wire.schemas import Base64Images
 
 FIELDS = {"images", "image"}
 LARGE = 2**18  # bytes of JSON that take long enough to parse to be worth a thread

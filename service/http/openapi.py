@@ -6,8 +6,8 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from service.problems import Problem, documented
-from service.schemas import Predictions
+from service.http.problems import Problem, documented
+from service.wire.schemas import Predictions
 
 
 def _complete(operation: dict[str, Any]) -> None:
