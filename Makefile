@@ -27,7 +27,7 @@ types: $(STAMP)
 	$(BIN)/mypy
 
 system: ## install Debian's chromium and prometheus for the tests, where that is allowed
-	@sh tests/install_tools.sh
+	@sh tests/support/install_tools.sh
 
 run: $(STAMP) ## start everything on this machine: server, trainer and queue (Ctrl-C stops it)
 	$(BIN)/openworld up

@@ -1,0 +1,103 @@
+"""`make system` installs what is missing, where it may, starts nothing, and never stands in the way of the tests."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.support.paths import ROOT
+
+SCRIPT = ROOT / "tests" / "support" / "install_tools.sh"
+HELP = "sudo apt-get update && sudo apt-get install -y --no-install-recommends"
+APT = """\
+echo "$@" >> {calls}
+case " $* " in *" install "*) ;; *) exit 0 ;; esac
+sh "$POLICY_RC_D" && echo "a service may start" >> {calls}
+{then}
+"""
+
+
+class Machine:
+    """Commands that are there, and an apt-get that writes down what it was asked for."""
+
+    def __init__(self, folder: Path, user: int, apt: str | None, *commands: str) -> None:
+        self.bin, self.calls, self.policy = folder / "bin", folder / "calls", folder / "policy-rc.d"
+        self.bin.mkdir()
+        for name in ("sh", "tail", "rm", "chmod", "touch", "cp"):
+            found = shutil.which(name)
+            assert found is not None
+            (self.bin / name).symlink_to(found)
+        self.add("id", f"echo {user}")
+        for name in commands:
+            self.add(name, "")
+        if apt is not None:
+            self.add("apt-get", APT.format(calls=self.calls, then=apt))
+
+    def add(self, name: str, text: str) -> None:
+        path = self.bin / name
+        path.write_text(f"#!/bin/sh\n{text}\n")
+        path.chmod(0o755)
+
+    def run(self) -> str:
+        done = subprocess.run(
+            ["/bin/sh", str(SCRIPT)],
+            env={"PATH": str(self.bin), "POLICY_RC_D": str(self.policy)},
+            capture_output=True, text=True, timeout=30, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, "`make test` goes on without the tools"
+        assert done.stderr == ""
+        return done.stdout
+
+    def installed(self) -> list[str]:
+        """The packages of each call, and whatever else was written down."""
+        lines = self.calls.read_text().splitlines() if self.calls.exists() else []
+        return [line.rpartition("--no-install-recommends ")[2] for line in lines if not line.endswith(" update")]
+
+
+WORKS = 'for name in chromium prometheus promtool; do cp "{bin}/id" "{bin}/$name"; done'
+
+
+def test_it_is_silent_and_does_nothing_when_all_is_there(tmp_path: Path) -> None:
+    machine = Machine(tmp_path, 0, "", "chromium", "prometheus", "promtool")
+    assert machine.run() == ""
+    assert not machine.calls.exists()
+
+
+def test_what_is_missing_is_installed_once_and_no_service_starts(tmp_path: Path) -> None:
+    machine = Machine(tmp_path, 0, WORKS.format(bin=tmp_path / "bin"))
+    assert machine.run() == "installing for the tests: chromium prometheus \n"
+    assert machine.installed() == ["chromium prometheus"]
+    assert not machine.policy.exists(), "services may start again"
+    assert machine.run() == ""
+    assert machine.installed() == ["chromium prometheus"]
+
+
+def test_only_what_is_missing_is_installed_and_a_policy_that_is_there_stays(tmp_path: Path) -> None:
+    machine = Machine(tmp_path, 0, WORKS.format(bin=tmp_path / "bin"), "chromium", "prometheus")
+    machine.policy.write_text("#!/bin/sh\nexit 101\n")
+    machine.run()
+    assert machine.installed() == ["prometheus"]
+    assert machine.policy.exists()
+
+
+def test_a_failure_says_why_and_what_would_help(tmp_path: Path) -> None:
+    machine = Machine(tmp_path, 0, "echo 'E: no network' >&2; exit 100", "chromium")
+    out = machine.run()
+    assert "E: no network\n" in out
+    assert out.endswith(f"{HELP} prometheus\n")
+    assert not machine.policy.exists()
+
+
+@pytest.mark.parametrize(("user", "apt"), [(1000, ""), (0, None)], ids=["no rights", "no apt-get"])
+def test_where_it_may_not_install_it_says_what_would_help(tmp_path: Path, user: int, apt: str | None) -> None:
+    machine = Machine(tmp_path, user, apt)
+    assert machine.run().splitlines()[-1].strip() == f"{HELP} chromium prometheus"
+    assert not machine.calls.exists()
+
+
+def test_make_test_runs_it_first() -> None:
+    plan = subprocess.run(["make", "--dry-run", "test"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert 0 <= plan.find("tests/support/install_tools.sh") < plan.find("/pytest")

@@ -1,0 +1,65 @@
+"""From a stored version to a model: bytes that are whole may still not say what the manifest says."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from models.errors import CorruptVersion
+from models.inference.loading import read_model
+from models.versions.store import LoadedVersion, VersionStore
+from tests.support.manifests import manifest_of
+from tests.support.tiny_model import class_tasks, learn_tasks, tiny_backbone, tiny_learner
+from trainer.learning.learner import Learned
+
+SPEC = tiny_backbone().spec
+
+
+@pytest.fixture(scope="module")
+def learned() -> Learned:
+    return learn_tasks(tiny_learner(), class_tasks([2, 1]))[-1]
+
+
+def stored(learned: Learned, root: Path, **changes: Any) -> LoadedVersion:
+    """The model, published under a manifest with these changes and loaded again."""
+    store = VersionStore(root)
+    store.publish(manifest_of(learned.model, SPEC, **changes), learned.model.tensors(), learned.samples.to_json())
+    return store.load()
+
+
+def test_a_model_comes_back_as_it_was_published(learned: Learned, tmp_path: Path) -> None:
+    model, preprocessing = read_model(stored(learned, tmp_path))
+    assert preprocessing == SPEC.preprocessing
+    assert model.classes == learned.model.classes
+    assert model.rule == learned.model.rule
+    before, after = learned.model.tensors(), model.tensors()
+    assert before.keys() == after.keys()
+    assert all(np.array_equal(before[name], after[name]) for name in before)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"tasks": [["class 0"], ["class 2"]]}, "another number of classes than its tensors"),
+        ({"tasks": [["class 0", "class 1", "class 3"], ["class 2"]]}, "another number of classes than its tensors"),
+        ({"tasks": [["class 0", "class 1"]]}, "frozen statistics have another number of classes"),
+        ({"tasks": [["class 0", "class 1"], ["class 2"], ["class 3"]]}, r"task\.2"),
+        ({"preprocessing_sha256": "a" * 64}, "the preprocessing is not the one that its hash names"),
+        ({"rule": {"name": "magic", "constants": {}}}, "unknown rule 'magic'"),
+        ({"rule": {"name": "paper"}}, "constants"),
+        ({"backbone": {"name": "tiny"}}, "preprocessing"),
+    ],
+)
+def test_a_manifest_that_does_not_fit_its_tensors_is_refused(
+    learned: Learned, tmp_path: Path, changes: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(CorruptVersion, match=rf"version 1: not what this openworld writes .*{reason}"):
+        read_model(stored(learned, tmp_path, **changes))
+
+
+def test_another_preprocessing_under_the_old_hash_is_refused(learned: Learned, tmp_path: Path) -> None:
+    wider = replace(SPEC, preprocessing=replace(SPEC.preprocessing, resize=SPEC.preprocessing.resize + 1))
+    with pytest.raises(CorruptVersion, match="the preprocessing is not the one"):
+        read_model(stored(learned, tmp_path, backbone=wider.to_dict()))

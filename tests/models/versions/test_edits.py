@@ -1,0 +1,146 @@
+"""People mislabel: rename, merge, retire and restore make versions without training, and can all be taken back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from models.errors import ClassConflict, StaleParent, UnknownClass
+from models.inference.predictor import Predictor
+from models.versions.edits import Edit, active_classes, publish_edit, unusable
+from models.versions.store import TENSORS, VersionStore
+from tests.support.servers import known, robot_folder
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> VersionStore:
+    return VersionStore(robot_folder(tmp_path / "robot"))
+
+
+def edit(store: VersionStore, *what: str) -> int:
+    return publish_edit(store, Edit(*what), "operator", "somebody").version  # type: ignore[arg-type]
+
+
+def answers(store: VersionStore, label: str) -> tuple[str | None, list[str]]:
+    """What most of a class's pictures are called, and what one of them looks like."""
+    found = Predictor.open(store.root, device="cpu").predict([known(label, n) for n in range(100, 109)])
+    labels = [one.label for one in found if not isinstance(one, Exception)]
+    nearest = [name for name, _ in found[0].nearest] if not isinstance(found[0], Exception) else []
+    return max(set(labels), key=labels.count), nearest
+
+
+def test_an_edit_leaves_every_tensor_as_it_was_and_says_who_did_what(store: VersionStore) -> None:
+    before = (store.folder(3) / TENSORS).read_bytes()
+    assert edit(store, "retire", "class 1") == 4
+    assert (store.folder(4) / TENSORS).read_bytes() == before
+    assert store.manifest(4).parent == 3
+    assert store.log()[-1].reason == "somebody: retired class 1"
+    assert store.log()[-1].by == "operator"
+
+
+def test_a_renamed_class_is_answered_under_its_new_name_and_trained_under_it(store: VersionStore) -> None:
+    assert answers(store, "class 0")[0] == "class 0"
+    edit(store, "rename", "class 0", "apple")
+    assert answers(store, "class 0")[0] == "apple"
+    samples = store.load().samples
+    assert "apple" in samples["memory"]
+    assert "apple" in samples["seen"]
+    assert "class 0" not in str(samples)
+    assert store.manifest(4).classes == ["apple", "class 1", "class 2", "class 3", "class 4"]
+
+
+def test_a_merged_class_is_answered_as_the_other_one_and_its_share_joins(store: VersionStore) -> None:
+    edit(store, "merge", "class 4", "class 0")
+    label, nearest = answers(store, "class 4")
+    assert label == "class 0"
+    assert "class 4" not in nearest
+    assert len(nearest) == len(set(nearest)) == 3
+    assert answers(store, "class 0")[0] == "class 0"
+
+
+def test_a_retired_class_is_novel_again_and_not_what_others_look_like(store: VersionStore) -> None:
+    edit(store, "retire", "class 0")
+    label, nearest = answers(store, "class 0")
+    assert label is None
+    assert "class 0" not in nearest
+    assert answers(store, "class 4")[0] == "class 4"
+
+
+def test_restoring_takes_back_a_retirement_and_a_merge(store: VersionStore) -> None:
+    for what in (("retire", "class 0"), ("merge", "class 4", "class 0")):
+        if what[0] == "merge":
+            edit(store, "restore", "class 0")
+        edit(store, *what)
+    edit(store, "restore", "class 4")
+    assert store.manifest(store.current() or 0).aliases == {}
+    assert answers(store, "class 4")[0] == "class 4"
+
+
+def test_what_was_merged_into_a_class_follows_it(store: VersionStore) -> None:
+    edit(store, "merge", "class 4", "class 0")
+    edit(store, "rename", "class 0", "apple")
+    assert answers(store, "class 4")[0] == "apple"
+    edit(store, "retire", "apple")
+    assert answers(store, "class 4")[0] is None
+    edit(store, "restore", "apple")
+    assert answers(store, "class 4")[0] == "apple"
+
+
+def test_an_edit_can_be_rolled_back_like_any_version(store: VersionStore) -> None:
+    edit(store, "rename", "class 0", "apple")
+    store.activate(3, "operator", "it was right before")
+    assert answers(store, "class 0")[0] == "class 0"
+
+
+@pytest.mark.parametrize(
+    ("what", "error"),
+    [
+        (("rename", "nobody", "x"), UnknownClass),
+        (("rename", "class 0", "class 1"), ClassConflict),
+        (("merge", "class 0", "nobody"), UnknownClass),
+        (("merge", "class 0", "class 0"), ClassConflict),
+        (("restore", "class 0"), ClassConflict),
+        (("retire", "class 3"), ClassConflict),
+        (("merge", "class 0", "class 3"), ClassConflict),
+    ],
+)
+def test_an_edit_that_makes_no_sense_changes_nothing(
+    store: VersionStore, what: tuple[str, ...], error: type[Exception]
+) -> None:
+    edit(store, "retire", "class 3")
+    with pytest.raises(error):
+        edit(store, *what)
+    assert store.current() == 4
+
+
+def test_two_edits_at_once_do_not_overwrite_each_other(store: VersionStore) -> None:
+    from models.versions.edits import edited
+
+    loaded = store.load()
+    manifest, samples = edited(loaded, Edit("retire", "class 0"))
+    edit(store, "retire", "class 1")
+    with pytest.raises(StaleParent):
+        store.publish(manifest, loaded.tensors, samples)
+
+
+def test_a_batch_for_a_class_that_is_gone_hears_what_to_do(store: VersionStore) -> None:
+    edit(store, "retire", "class 0")
+    edit(store, "merge", "class 1", "class 2")
+    manifest = store.manifest(store.current() or 0)
+    assert active_classes(manifest) == ["class 2", "class 3", "class 4"]
+    retired, merged = unusable(manifest, ["class 0", "class 1", "class 4", "new"])
+    assert "restore it" in retired
+    assert "'class 2'" in merged
+
+
+def test_the_shares_of_the_nearest_are_those_of_all_classes(store: VersionStore) -> None:
+    (plain,) = Predictor.open(store.root, device="cpu").predict([known("class 4")])
+    edit(store, "merge", "class 4", "class 0")
+    (merged,) = Predictor.open(store.root, device="cpu").predict([known("class 4")])
+    assert not isinstance(plain, Exception)
+    assert not isinstance(merged, Exception)
+    before, after = dict(plain.nearest), dict(merged.nearest)
+    assert after["class 0"] == pytest.approx(before.get("class 0", 0.0) + before["class 4"], abs=1e-6)
+    assert np.isclose(plain.calibrated_score, merged.calibrated_score)

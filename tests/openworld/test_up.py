@@ -1,0 +1,240 @@
+"""`openworld up`: one command, an answer within seconds, and whatever is killed comes back."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2 as httpx
+import psutil
+import pytest
+import redis
+
+from openworld.up.embedded_redis import RedisServer
+from tasks.queue.connection import connect
+from tests.support.paths import ROOT
+from tests.support.servers import known, never_seen, robot_folder, wait_until
+
+PARTS = ("serve", "train", "redis")
+
+
+def environment(**settings: object) -> dict[str, str]:
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("OPENWORLD_")}
+    ours = {"trainer_port": 0, "drain_seconds": 0.1, "threads": 1} | settings
+    # The tests run in a checkout that need not be the one that is installed.
+    return plain | {"PYTHONPATH": str(ROOT)} | {f"OPENWORLD_{name.upper()}": str(ours[name]) for name in ours}
+
+
+def command(data: str | Path, port: int = 0) -> list[str]:
+    return [sys.executable, "-m", "openworld", "up", "--data", str(data), "--port", str(port)]
+
+
+def refused(data: Path, port: int = 0, **settings: object) -> str:
+    """Why it does not start."""
+    done = subprocess.run(
+        command(data, port), env=environment(**settings), capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    return done.stderr
+
+
+class Running:
+    """`openworld up` in a process of its own."""
+
+    def __init__(self, process: subprocess.Popen[bytes], out: Path, log: Path) -> None:
+        self.process, self.out, self.log = process, out, log
+        wait_until(lambda: "Ctrl-C" in out.read_text() or process.poll() is not None, 60)
+        assert process.poll() is None, log.read_text()
+        console = re.search(r"console +(\S+)", out.read_text())
+        assert console
+        self.url = console[1]
+
+    def pid_of(self, part: str) -> int | None:
+        for child in psutil.Process(self.process.pid).children():
+            try:
+                found = child.name().endswith("-server") if part == "redis" else part in child.cmdline()
+                if found and child.status() != psutil.STATUS_ZOMBIE:
+                    return child.pid
+            except (psutil.NoSuchProcess, psutil.ZombieProcess):
+                continue
+        return None
+
+    def part(self, name: str) -> psutil.Process:
+        wait_until(lambda: self.pid_of(name) is not None)
+        return psutil.Process(self.pid_of(name))
+
+    def kill(self, name: str) -> None:
+        """Without a chance to do anything, and return when there is another one in its place."""
+        before = self.part(name).pid
+        os.kill(before, signal.SIGKILL)
+        wait_until(lambda: self.pid_of(name) not in (None, before))
+
+    @property
+    def redis_url(self) -> str:
+        return str(self.part("serve").environ()["OPENWORLD_REDIS_URL"])
+
+    def redis(self, *command: str) -> Any:
+        with closing(connect(self.redis_url)) as client:
+            return client.execute_command(*command)
+
+    def redis_answers(self) -> bool:
+        try:
+            return self.redis("PING") in (True, "PONG")
+        except redis.RedisError:
+            return False
+
+    def predict(self, image: bytes) -> dict[str, Any]:
+        response = httpx.post(f"{self.url}/predict", content=image, timeout=30)
+        assert response.status_code == 200, response.text
+        answer: dict[str, Any] = response.json()["predictions"][0]
+        return answer
+
+    def answers(self) -> bool:
+        try:
+            return httpx.get(f"{self.url}/readyz", timeout=5).status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def trainer_waits_for_work(self) -> bool:
+        with closing(connect(self.redis_url)) as client:
+            return any(one["cmd"] == "xread" for one in client.client_list())
+
+    def end(self, how: int = signal.SIGINT) -> int:
+        """Its exit code; nothing that it started is left."""
+        family = psutil.Process(self.process.pid).children(recursive=True)
+        self.process.send_signal(how)
+        code = self.process.wait(30)
+        _, left = psutil.wait_procs(family, 5)
+        assert not [one for one in left if one.status() != psutil.STATUS_ZOMBIE]
+        return code
+
+
+@contextmanager
+def up(data: str | Path, outputs: Path, cwd: Path | None = None, **settings: object) -> Iterator[Running]:
+    outputs.mkdir(exist_ok=True)
+    out, log = outputs / "stdout", outputs / "stderr"
+    with out.open("wb") as stdout, log.open("wb") as stderr:
+        process = subprocess.Popen(command(data), env=environment(**settings), cwd=cwd, stdout=stdout, stderr=stderr)
+    try:
+        yield Running(process, out, log)
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture(scope="module")
+def robot(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """On a folder with versions, with spaces in its path, which is too long for a socket."""
+    root = tmp_path_factory.mktemp("up")
+    with up(robot_folder(root / f"my robot's {'long ' * 20}folder"), root / "outputs") as running:
+        yield running
+        assert running.end(signal.SIGTERM) == 0
+
+
+def test_it_answers_with_what_was_learned_and_says_so(robot: Running) -> None:
+    assert robot.predict(known("class 0"))["label"] == "class 0"
+    assert robot.predict(never_seen(1))["version"] == 3
+    assert "version 3, which knows 5 classes" in robot.out.read_text()
+
+
+def test_a_killed_server_comes_back_where_it_was(robot: Running) -> None:
+    robot.kill("serve")
+    wait_until(robot.answers, 30)
+    assert robot.predict(known("class 0"))["label"] == "class 0"
+
+
+def test_a_killed_redis_comes_back_at_its_address_with_what_it_had(robot: Running) -> None:
+    robot.redis("SET", "kept", "yes")
+    url = robot.redis_url
+    robot.kill("redis")
+    wait_until(robot.redis_answers)
+    assert robot.redis_url == url
+    assert robot.redis("GET", "kept") == "yes"
+
+
+def test_a_killed_trainer_comes_back_to_the_queue(robot: Running) -> None:
+    wait_until(robot.trainer_waits_for_work, 60)
+    robot.kill("train")
+    wait_until(lambda: not robot.trainer_waits_for_work())  # PyTorch takes its time
+    wait_until(robot.trainer_waits_for_work, 60)
+
+
+def test_secrets_are_on_no_command_line_and_every_line_of_the_log_is_json(robot: Running) -> None:
+    for part in PARTS:
+        assert "unix://" not in " ".join(robot.part(part).cmdline())
+    wait_until(lambda: '"program": "server"' in robot.log.read_text())
+    programs = {json.loads(line)["program"] for line in robot.log.read_text().splitlines()}
+    assert {"up", "server"} <= programs <= {"up", "server", "trainer"}
+
+
+def test_a_folder_has_one_service(robot: Running) -> None:
+    data = Path(robot.part("serve").cmdline()[-5])
+    message = refused(data)
+    assert message == (
+        f"error: {data} is in use by another `openworld up` (pid {robot.process.pid}): "
+        "use that one, stop it first, or give another folder with --data\n"
+    )
+    assert robot.answers()
+
+
+def test_an_empty_folder_answers_within_seconds_and_again_after_ctrl_c_and_after_a_kill(tmp_path: Path) -> None:
+    started = time.monotonic()
+    with up("new robot", tmp_path / "outputs", cwd=tmp_path) as running:
+        answer = running.predict(never_seen(1))
+        assert time.monotonic() - started < 20  # 2 seconds on a machine with nothing else to do
+        assert (answer["novel"], answer["version"]) == (True, 0)
+        told = running.out.read_text()
+        assert f"openworld teach FOLDER --url {running.url}" in told
+        assert str(tmp_path / "new robot") in told
+        assert httpx.get(f"{running.url}/docs").status_code == 200
+        running.redis("SET", "kept", "yes")
+        assert running.end(signal.SIGINT) == 0
+    with up("new robot", tmp_path / "outputs", cwd=tmp_path) as running:
+        assert running.redis("GET", "kept") == "yes"
+        assert running.end(signal.SIGKILL) == -signal.SIGKILL
+    with up("new robot", tmp_path / "outputs", cwd=tmp_path) as running:
+        assert running.redis("GET", "kept") == "yes"
+        assert running.predict(never_seen(1))["novel"]
+
+
+def test_a_redis_of_ones_own_is_used_and_left_running(tmp_path: Path) -> None:
+    with RedisServer(tmp_path / "own") as own:
+        with up(tmp_path / "robot", tmp_path / "outputs", redis_url=own.url) as running:
+            assert running.redis_url == own.url
+            assert running.pid_of("redis") is None
+            assert running.end(signal.SIGTERM) == 0
+        assert own.alive
+        assert not (tmp_path / "robot" / "redis").exists()
+
+
+@pytest.mark.parametrize(("setting", "remedy"), [("port", "--port"), ("trainer_port", "OPENWORLD_TRAINER_PORT")])
+def test_a_port_in_use_is_told_before_anything_starts(tmp_path: Path, setting: str, remedy: str) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        message = refused(tmp_path, port) if setting == "port" else refused(tmp_path, **{setting: port})
+    assert re.fullmatch(
+        rf"error: cannot listen on 127.0.0.1, port {port} \(.* in use\): choose .*{remedy}.*\n", message
+    )
+    assert not (tmp_path / "redis").exists()
+
+
+def test_what_only_a_part_can_know_to_be_wrong_stops_all_with_its_message(tmp_path: Path) -> None:
+    message = refused(tmp_path, redis_url="nonsense://somewhere")
+    assert re.search(r"^error: the server cannot start: the address of Redis is wrong", message, re.MULTILINE)
+
+
+def test_a_wrong_setting_of_the_trainer_is_told_at_once(tmp_path: Path) -> None:
+    assert refused(tmp_path, epochs=0).startswith("error: OPENWORLD_EPOCHS: ")
+    assert not list(tmp_path.iterdir())

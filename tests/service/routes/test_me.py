@@ -1,0 +1,29 @@
+"""GET /me: whose key it is, and what it may do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.support.servers import robot_folder, running_server
+
+SECRET = "llllllll-secret-of-a-labeller"
+
+
+def test_without_keys_everybody_may_do_everything(tmp_path: Path) -> None:
+    with running_server(tmp_path / "robot", threads=1) as server:
+        assert server.get("/me").json() == {
+            "keys_needed": False,
+            "name": "anonymous",
+            "roles": ["label", "operate", "predict"],
+        }
+
+
+def test_with_keys_it_names_the_holder_and_nobody_else_is_told_anything(tmp_path: Path) -> None:
+    data = robot_folder(tmp_path / "robot")
+    with running_server(data, threads=1, keys=f"anna:predict+label:{SECRET}") as server:
+        known = server.get("/me", headers={"Authorization": f"Bearer {SECRET}"})
+        assert known.json() == {"keys_needed": True, "name": "anna", "roles": ["label", "predict"]}
+        for headers in ({}, {"Authorization": f"Bearer {SECRET}x"}):
+            refused = server.get("/me", headers=headers)
+            assert (refused.status_code, refused.json()["code"]) == (401, "unauthorized")
+            assert "anna" not in refused.text

@@ -1,0 +1,215 @@
+"""Labelled batches over HTTP: every way in, everything that is wrong in one answer, and the way to a version."""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx2 as httpx
+import numpy as np
+import pytest
+
+from models.versions.store import VersionStore
+from tests.support.learning_loop import Loop, batch, loop
+from tests.support.servers import IMAGES, known, never_seen, robot_folder, running_server, wait_until
+from tests.support.tiny_model import tiny_backbone, tiny_settings
+
+
+@pytest.fixture(scope="module")
+def idle(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loop]:
+    """A server and a queue, but nobody who learns."""
+    with loop(tmp_path_factory.mktemp("idle")) as running:
+        running.start("serve")
+        yield running
+
+
+def zipped(files: dict[str, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name, data in files.items():
+            archive.writestr(name, data)
+    return buffer.getvalue()
+
+
+def post(running: Loop, **arguments: object) -> httpx.Response:
+    return httpx.post(f"{running.url}/tasks", timeout=30, **arguments)  # type: ignore[arg-type]
+
+
+def test_a_form_and_a_zip_with_the_same_images_are_the_same_task(idle: Loop) -> None:
+    form = idle.submit(batch("plum", "fig"))
+    assert form.status_code == 202
+    assert form.headers["location"] == f"/tasks/{form.json()['id']}"
+    assert form.json()["state"] == "queued"
+    assert form.json()["counts"] == {"fig": 6, "plum": 6}
+    files = {f"fruit/{name}/{n}": IMAGES.read(f"{name}/{n}") for name in ("fig", "plum") for n in range(6)}
+    again = post(idle, content=zipped(files), headers={"Content-Type": "application/zip"})
+    assert (again.status_code, again.json()["id"], again.json()["fresh"]) == (202, form.json()["id"], False)
+
+
+def test_novelties_and_predictions_are_labelled_by_their_ids(idle: Loop) -> None:
+    answers = [httpx.post(f"{idle.url}/predict", content=never_seen(n)).json()["predictions"][0] for n in range(40, 44)]
+    assert all(answer["novel"] for answer in answers)
+
+    def inbox() -> list[dict[str, object]]:
+        found: list[dict[str, object]] = httpx.get(f"{idle.url}/novelties").json()["items"]
+        return found
+
+    wait_until(lambda: len(inbox()) >= 3)
+    by_novelty = [str(item["id"]) for item in inbox()][:2]
+    familiar = httpx.post(f"{idle.url}/predict", content=known("class 0", 77)).json()["predictions"][0]["id"]
+    unused = [a["id"] for a in answers if a["id"] not in {i["prediction_id"] for i in inbox() if i["id"] in by_novelty}]
+    response = post(idle, json={"classes": {"gizmo": [*by_novelty], "widget": [unused[0], familiar]}})
+    assert response.status_code == 202, response.text
+    assert response.json()["counts"] == {"gizmo": 2, "widget": 2}
+    labelled = httpx.get(f"{idle.url}/novelties", params={"state": "labelled"}).json()["items"]
+    assert set(by_novelty) <= {item["id"] for item in labelled}
+
+
+def test_everything_wrong_with_a_batch_is_listed_in_one_answer(idle: Loop) -> None:
+    files = [
+        ("lonely", ("a.png", IMAGES.read("lonely/1"))),
+        ("broken", ("b.png", b"no picture")),
+        ("broken", ("c.png", IMAGES.read("x/1"))),
+        ("../up", ("d.png", IMAGES.read("x/2"))),
+        ("../up", ("e.png", IMAGES.read("x/3"))),
+        ("one", ("f.png", IMAGES.read("x/4"))),
+        ("two", ("g.png", IMAGES.read("x/4"))),
+    ]
+    response = idle.submit(files)
+    assert (response.status_code, response.json()["code"]) == (422, "batch_invalid")
+    problems = " | ".join(problem["detail"] for problem in response.json()["errors"])
+    for part in ("'lonely' has 1 image only", "b.png", "'../up'", "the same image is in 2 classes"):
+        assert part in problems
+    assert httpx.get(f"{idle.url}/tasks").json()["counts"]["queued"] < 10
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "code"),
+    [
+        ({"content": b"PK broken", "headers": {"Content-Type": "application/zip"}}, 422, "batch_invalid"),
+        ({"content": b"{", "headers": {"Content-Type": "application/json"}}, 400, "bad_request"),
+        ({"json": {"classes": {"a": ["unknown", "ids"]}}}, 422, "batch_invalid"),
+        ({"json": {"classes": {}}}, 422, "batch_invalid"),
+        ({"content": b"x", "headers": {"Content-Type": "text/plain"}}, 415, "unsupported_body"),
+        ({"content": b"x", "headers": {"Content-Type": "multipart/form-data"}}, 400, "bad_request"),
+        ({"data": {"cat": "text"}, "files": {"x": b""}}, 422, "batch_invalid"),
+    ],
+)
+def test_rubbish_is_refused_with_its_code(idle: Loop, arguments: dict[str, object], status: int, code: str) -> None:
+    response = post(idle, **arguments)
+    assert (response.status_code, response.json()["code"]) == (status, code), response.text
+
+
+@pytest.mark.parametrize("name", ["../../evil/1.png", "/etc/passwd", "a/../../b.png"])
+def test_a_zip_with_path_tricks_is_refused(idle: Loop, name: str) -> None:
+    data = zipped({name: IMAGES.read("x/1"), "cat/1.png": IMAGES.read("x/2")})
+    response = post(idle, content=data, headers={"Content-Type": "application/zip"})
+    assert response.status_code == 422
+    assert "a path out of the zip" in response.text
+    assert "/tmp" not in response.text  # nor is it told where the server keeps its files
+
+
+def test_a_zip_bomb_is_refused_by_its_table_of_contents(idle: Loop) -> None:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("cat/1.png", bytes(200 * 2**20))
+    response = post(idle, content=buffer.getvalue(), headers={"Content-Type": "application/zip"})
+    assert response.status_code == 422
+    assert "would grow" in response.text
+
+
+def test_an_idempotency_key_is_for_one_batch(idle: Loop) -> None:
+    first = idle.submit(batch("elm"), key="k-1")
+    assert idle.submit(batch("elm"), key="k-1").json()["id"] == first.json()["id"]
+    conflict = idle.submit(batch("oak"), key="k-1")
+    assert (conflict.status_code, conflict.json()["code"]) == (409, "idempotency_conflict")
+
+
+def test_a_waiting_task_is_cancelled_and_queued_again(idle: Loop) -> None:
+    id = idle.submit(batch("birch")).json()["id"]
+    assert httpx.post(f"{idle.url}/tasks/{id}/cancel").json()["state"] == "cancelled"
+    assert httpx.post(f"{idle.url}/tasks/{id}/retry").json()["state"] == "queued"
+    assert httpx.get(f"{idle.url}/tasks/nobody").json()["code"] == "unknown_task"
+    listed = httpx.get(f"{idle.url}/tasks", params={"limit": 2}).json()
+    assert len(listed["tasks"]) == 2
+    rest = httpx.get(f"{idle.url}/tasks", params={"before": listed["next"], "limit": 200}).json()
+    assert not {task["id"] for task in listed["tasks"]} & {task["id"] for task in rest["tasks"]}
+
+
+def test_a_server_without_a_queue_says_so_and_predicts_all_the_same(tmp_path: Path) -> None:
+    with running_server(robot_folder(tmp_path / "robot")) as server:
+        refused = server.post("/tasks", files=batch("plum"))
+        assert (refused.status_code, refused.json()["code"]) == (503, "no_queue")
+        assert server.post("/predict", content=known("class 0")).status_code == 200
+
+
+def test_a_task_is_followed_to_its_version_and_has_the_bytes_of_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, torch_as_it_was: None
+) -> None:
+    """The same batch over HTTP and by `learn` gives byte-identical tensors."""
+    from tasks.batch.check import check_batch
+    from trainer import publish as publishing
+
+    files = batch("plum", "fig", images=8)
+    with loop(tmp_path) as running:
+        running.start("serve")
+        running.start("train")
+        id = running.submit(files).json()["id"]
+        events = []
+        with httpx.stream("GET", f"{running.url}/tasks/{id}/events", timeout=60) as stream:
+            for line in stream.iter_lines():
+                if line.startswith("data: "):
+                    events.append(json.loads(line.removeprefix("data: ")))
+        assert events[-1]["state"] == "published"
+        assert events[-1]["version"] == 4
+        assert {report["task"] for report in events[-1]["result"]["tasks"]} == {0, 1, 2, 3}
+        progress = [event["progress"]["progress"] for event in events if event["progress"]]
+        assert progress == sorted(progress)
+        learned = VersionStore(running.data).load(4)
+
+    monkeypatch.setattr(publishing, "open_backbone", lambda *arguments: tiny_backbone())
+    other = robot_folder(tmp_path / "other")
+    labelled = check_batch((name, origin, data) for name, (origin, data) in files)
+    outcome = publishing.learn_batch(other, labelled, tiny_settings(), lambda event: None)
+    assert outcome.manifest.version == 4
+    by_hand = VersionStore(other).load(4)
+    assert learned.tensors.keys() == by_hand.tensors.keys()
+    assert all(np.array_equal(learned.tensors[name], by_hand.tensors[name]) for name in learned.tensors)
+    assert learned.manifest.files == by_hand.manifest.files
+
+
+def test_classes_are_edited_over_http_and_served_at_once(tmp_path: Path) -> None:
+    with running_server(robot_folder(tmp_path / "robot"), poll_seconds=60) as server:
+
+        def patch(name: str, **change: object) -> httpx.Response:
+            return httpx.patch(f"{server.url}/classes/{name}", json=change, timeout=30)
+
+        listed = server.get("/classes").json()
+        assert [entry["name"] for entry in listed["classes"]] == [f"class {n}" for n in range(5)]
+        assert patch("class 0", rename="apple").json()["version"] == 4
+        labels = [
+            server.post("/predict", content=known("class 0", n)).json()["predictions"][0]["label"] for n in range(9)
+        ]
+        assert "apple" in labels
+        assert patch("class 1", merge_into="apple").status_code == 200
+        assert patch("class 2", retired=True).status_code == 200
+        states = {entry["name"]: entry["state"] for entry in server.get("/classes").json()["classes"]}
+        assert (states["apple"], states["class 1"], states["class 2"]) == ("active", "merged", "retired")
+        assert patch("class 2", retired=False).status_code == 200
+        for name, change, status, code in (
+            ("nobody", {"retired": True}, 404, "unknown_class"),
+            ("apple", {"rename": "class 3"}, 409, "class_conflict"),
+            ("apple", {"rename": "CLASS 3"}, 422, "invalid_name"),
+            ("apple", {"rename": "../x"}, 422, "invalid_name"),
+            ("apple", {"merge_into": "apple"}, 409, "class_conflict"),
+            ("apple", {}, 422, "invalid"),
+            ("apple", {"rename": "x", "retired": True}, 422, "invalid"),
+        ):
+            response = patch(name, **change)  # type: ignore[arg-type]
+            assert (response.status_code, response.json()["code"]) == (status, code), response.text
+        assert server.get("/versions").json()["history"][-1]["reason"] == "anonymous: restored class 2"
+        assert server.post("/versions/3/activate").status_code == 200
+        assert server.get("/classes").json()["classes"][0]["name"] == "class 0"

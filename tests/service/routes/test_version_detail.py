@@ -1,0 +1,95 @@
+"""GET /versions/{version}: what it says is what the version's own files say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from models.inference.loading import read_model
+from models.versions.edits import Edit, publish_edit
+from models.versions.store import TENSORS, VersionStore
+from service.routes.version_detail import detail
+from tests.support.manifests import a_manifest
+from tests.support.servers import RunningServer, robot_folder, running_server
+
+REPORT = {
+    "task": 0,
+    "classes": ["cat", "dog"],
+    "images": 12,
+    "accuracy_before": None,
+    "accuracy_after": 0.9,
+    "auc_before": None,
+    "auc_after": None,
+}
+METRICS = {
+    "accepted": True,
+    "tasks": [REPORT],
+    "reasons": [],
+    "capacity": {"bottleneck": 64, "used_mean": 0.2, "used_max": 0.3},
+    "seconds": 12.5,
+    "images": 24,
+    "images_a_class": {"cat": 12, "dog": 12},
+}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    data = robot_folder(tmp_path_factory.mktemp("detail") / "robot")
+    with running_server(data, threads=1) as running:
+        yield running
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_reference_scores_and_threshold_are_those_of_the_version(server: RunningServer, number: int) -> None:
+    told = server.get(f"/versions/{number}").json()
+    store = VersionStore(Path(server.log.parent / "robot"))
+    loaded = store.load(number)
+    model, _ = read_model(loaded)
+    assert told["reference"] == model.calibration.reference.tolist()
+    assert told["threshold"] == pytest.approx(float(model.calibration.threshold[0]))
+    assert told["reference"] == sorted(told["reference"])
+    assert told["tasks"] == loaded.manifest.tasks
+    assert (told["version"], told["parent"]) == (number, number - 1 or None)
+    assert (told["rule"], told["constants"]) == (model.rule.name, model.rule.constants)
+
+
+def test_a_version_that_is_not_there_is_not_found(server: RunningServer) -> None:
+    missing = server.get("/versions/99")
+    assert (missing.status_code, missing.json()["code"]) == (404, "not_found")
+    assert server.get("/versions/0").json()["code"] == "invalid"
+
+
+def test_what_the_gate_found_is_told_as_it_was_recorded(tmp_path: Path) -> None:
+    store = VersionStore(tmp_path)
+    tensors = {"calibration.reference": np.array([-3.0, -2.0, -1.0, np.inf])}
+    manifest = a_manifest(metrics=METRICS, settings={"accept": 0.95}, threshold=-2.5)
+    number = store.publish(manifest, tensors, {}).version
+    told = detail(store, number)
+    assert [report.model_dump() for report in told.reports] == [REPORT]
+    assert told.capacity == METRICS["capacity"]
+    assert (told.seconds, told.accept, told.learned) == (12.5, 0.95, {"cat": 12, "dog": 12})
+    assert told.reference == [-3.0, -2.0, -1.0]  # JSON knows no infinity
+    assert told.edit is None
+
+
+def test_a_version_made_by_hand_says_what_was_changed(tmp_path: Path) -> None:
+    store = VersionStore(robot_folder(tmp_path / "robot"))
+    manifest = publish_edit(store, Edit("rename", "class 0", "apple"), "operator", "anna")
+    told = detail(store, manifest.version)
+    assert told.edit == "renamed class 0 to apple"
+    assert told.learned == {}
+    assert told.reference == detail(store, 3).reference
+
+
+def test_a_version_whose_tensors_are_gone_is_unusable_and_the_server_lives(tmp_path: Path) -> None:
+    data = robot_folder(tmp_path / "robot")
+    with running_server(data, threads=1) as server:
+        (data / "versions" / "000002" / TENSORS).unlink()
+        gone = server.get("/versions/2")
+        assert (gone.status_code, gone.json()["code"]) == (409, "version_unusable")
+        (data / "versions" / "000001" / TENSORS).write_bytes(b"not tensors")
+        assert server.get("/versions/1").status_code == 409
+        assert server.get("/versions/3").status_code == 200

@@ -1,0 +1,211 @@
+"""The whole loop in real processes: Redis, server and trainer on a tiny backbone, each of them easily killed.
+
+`python -m tests.support.learning_loop serve|train ...` is `openworld serve|train ...` with two changes: the backbone is the tiny one,
+and a process dies at the step that FAULT names. FAULT_PID names another victim than the process itself.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx2 as httpx
+
+from models.versions.store import VersionStore
+from openworld.up.embedded_redis import RedisServer
+from tasks.images.store import ImageStore
+from tasks.queue.connection import connect
+from tasks.queue.queue import TaskQueue
+from tests.support.servers import IMAGES, address_of, robot_folder, wait_until
+
+LEASE = 1.0
+ENDED = ("published", "rejected", "failed", "cancelled")
+
+
+def batch(*names: str, images: int = 6, start: int = 0) -> list[tuple[str, tuple[str, bytes]]]:
+    """A form with so many pictures of each class."""
+    return [
+        (name, (f"{number}.png", IMAGES.read(f"{name}/{number}")))
+        for name in names
+        for number in range(start, start + images)
+    ]
+
+
+@dataclass
+class Loop:
+    """One data folder with its programs; every program can be killed, and started again."""
+
+    data: Path
+    redis: RedisServer
+    settings: dict[str, str] = field(default_factory=dict)
+    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    url: str = ""
+
+    def start(self, program: str, fault: str = "", victim: int = 0) -> subprocess.Popen[bytes]:
+        log = self.data.parent / f"{program}-{len(self.processes)}.log"
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("OPENWORLD_")}
+        environment |= {
+            "OPENWORLD_REDIS_URL": self.redis.url,
+            "OPENWORLD_LOG_FORMAT": "json",
+            "OPENWORLD_PORT": "0",
+            "OPENWORLD_TRAINER_PORT": "0",
+            "OPENWORLD_TRAINER_NICE": "0",
+            "OPENWORLD_LEASE_SECONDS": str(LEASE),
+            "OPENWORLD_POLL_SECONDS": "0.2",
+            "OPENWORLD_DRAIN_SECONDS": "0",
+            "FAULT": fault,
+            "FAULT_PID": str(victim),
+            **self.settings,
+        }
+        command = [sys.executable, "-m", "tests.support.learning_loop", program, "--data", str(self.data)]
+        with log.open("wb") as file:
+            process = subprocess.Popen(command, stdout=file, stderr=file, env=environment)
+        self.processes.append(process)
+        if program == "serve":
+            self.url = address_of(process, log)
+        return process
+
+    def stop(self) -> None:
+        for process in self.processes:
+            if process.poll() is None:
+                process.send_signal(signal.SIGCONT)
+                process.kill()
+            process.wait()
+
+    @property
+    def queue(self) -> TaskQueue:
+        return TaskQueue(connect(self.redis.url), lease_seconds=LEASE)
+
+    def submit(self, files: list[tuple[str, tuple[str, bytes]]], key: str | None = None) -> httpx.Response:
+        headers = {"Idempotency-Key": key} if key else {}
+        return httpx.post(f"{self.url}/tasks", files=files, headers=headers, timeout=30)
+
+    def task(self, id: str) -> dict[str, Any]:
+        response = httpx.get(f"{self.url}/tasks/{id}", timeout=30)
+        assert response.status_code == 200, response.text
+        found: dict[str, Any] = response.json()
+        return found
+
+    def wait_until_ended(self, id: str, seconds: float = 60) -> dict[str, Any]:
+        end = time.monotonic() + seconds
+        while (task := self.task(id))["state"] not in ENDED:
+            assert time.monotonic() < end, task
+            time.sleep(0.05)
+        return task
+
+    def versions_of(self, id: str) -> list[int]:
+        store = VersionStore(self.data)
+        return [n for n in store.versions() if store.manifest(n).task_id == id]
+
+    def check_learned_once(self, id: str) -> None:
+        """Exactly one version, promoted once, whole, with every image that it was made from."""
+        task = self.wait_until_ended(id)
+        assert task["state"] == "published", task
+        assert self.versions_of(id) == [task["version"]]
+        store = VersionStore(self.data)
+        assert [line.version for line in store.log()].count(task["version"]) == 1
+        store.load(task["version"])
+        images = ImageStore(self.data)
+        for keys in self.queue.get(id).classes.values():
+            for key in keys:
+                images.read(key)
+
+
+@contextmanager
+def loop(root: Path, **settings: str) -> Iterator[Loop]:
+    """Redis and a robot's folder with three versions; the other programs are started by the test."""
+    data = robot_folder(root / "robot")
+    with RedisServer(data / "redis") as redis:
+        running = Loop(data, redis, {f"OPENWORLD_{name.upper()}": value for name, value in settings.items()})
+        try:
+            yield running
+        finally:
+            running.stop()
+
+
+def wait_for_death(process: subprocess.Popen[bytes]) -> None:
+    """By the fault, and not by anything else."""
+    wait_until(lambda: process.poll() is not None, 60)
+    assert process.returncode == -signal.SIGKILL
+
+
+# Inside the process that is to die
+
+
+def _die() -> None:
+    victim = int(os.environ.get("FAULT_PID") or 0) or os.getpid()
+    os.environ["FAULT"] = ""
+    os.kill(victim, signal.SIGKILL)
+    if victim != os.getpid():
+        time.sleep(0.2)  # it is dead before this process goes on
+
+
+def _at(step: str) -> None:
+    if os.environ.get("FAULT") == step:
+        _die()
+
+
+def _arm_server() -> None:
+    from service.routes import tasks as routes
+
+    store, submit = routes._store, TaskQueue.submit
+
+    def storing(*arguments: Any) -> None:
+        _at("request accepted")
+        store(*arguments)
+        _at("images stored")
+
+    def submitting(*arguments: Any) -> Any:
+        submitted = submit(*arguments)
+        _at("task added")
+        return submitted
+
+    routes._store = storing
+    TaskQueue.submit = submitting  # type: ignore[method-assign]
+
+
+def _arm_trainer() -> None:
+    from tests.support.tiny_model import TINY_SETTINGS, tiny_backbone
+    from trainer import publish as publishing
+    from trainer.learning.progress import Event
+    from trainer.worker import worker
+
+    for name, value in TINY_SETTINGS.items():
+        os.environ.setdefault(f"OPENWORLD_{name.upper()}", str(value))
+    publishing.open_backbone = lambda *arguments: tiny_backbone()  # type: ignore[assignment]
+    publishing.VersionStore = lambda root: VersionStore(root, on_step=_at)  # type: ignore[assignment, misc]
+    work, heard = worker.Worker.work, worker._Watch.heard
+    publish = worker.Lease.publish
+
+    def working(self: Any, lease: Any) -> None:
+        _at("task claimed")
+        work(self, lease)
+
+    def hearing(self: Any, event: Event) -> None:
+        heard(self, event)
+        _at("mid-epoch" if event.phase.startswith("task") and event.epoch == 1 else event.phase)
+        if pause := float(os.environ.get("SLOW") or 0):
+            time.sleep(pause)
+
+    def publishing_(self: Any, *arguments: Any) -> Any:
+        _at("before the acknowledgement")
+        return publish(self, *arguments)
+
+    worker.Worker.work = working  # type: ignore[method-assign]
+    worker._Watch.heard = hearing  # type: ignore[method-assign]
+    worker.Lease.publish = publishing_  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    {"serve": _arm_server, "train": _arm_trainer}[sys.argv[1]]()
+    from openworld.cli import main
+
+    sys.exit(main())

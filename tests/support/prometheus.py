@@ -1,0 +1,112 @@
+"""Debian's Prometheus for the tests, and what the rules and the dashboards ask it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.support.paths import ROOT
+
+PROMETHEUS = ROOT / "deploy" / "prometheus"
+CONFIG, RULES = PROMETHEUS / "prometheus.yml", PROMETHEUS / "rules" / "openworld.rules.yml"
+GRAFANA = ROOT / "deploy" / "grafana"
+
+needs_prometheus = pytest.mark.skipif(
+    not (shutil.which("promtool") and shutil.which("prometheus")),
+    reason="needs Prometheus: apt-get install -y --no-install-recommends prometheus (or, as root, make system)",
+)
+
+
+@dataclass(frozen=True)
+class Question:
+    """An expression of a dashboard, with its variables in it, and where it stands."""
+
+    where: str
+    expr: str
+
+    def asked(self, interval: str) -> str:
+        """As Grafana would send it, with every client chosen."""
+        out = self.expr.replace("$client", ".*").replace("$__rate_interval", interval).replace("$__interval", interval)
+        assert "$" not in out, f"{self.where}: a variable that nobody fills in: {out}"
+        return out
+
+
+def rules() -> list[dict[str, Any]]:
+    return [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
+
+
+def alerts() -> dict[str, dict[str, Any]]:
+    return {rule["alert"]: rule for rule in rules() if "alert" in rule}
+
+
+def recorded() -> set[str]:
+    return {rule["record"] for rule in rules() if "record" in rule}
+
+
+def dashboards() -> dict[str, dict[str, Any]]:
+    """By their files' names."""
+    return {path.stem: json.loads(path.read_text()) for path in sorted((GRAFANA / "dashboards").glob("*.json"))}
+
+
+def panels(dashboard: dict[str, Any]) -> list[dict[str, Any]]:
+    return [panel for panel in dashboard["panels"] if panel["type"] != "row"]
+
+
+def questions() -> Iterator[Question]:
+    """Everything that the dashboards ask: panels, annotations, variables."""
+    for name, dashboard in dashboards().items():
+        for panel in panels(dashboard):
+            for target in panel["targets"]:
+                yield Question(f"{name}: {panel['title']} {target['refId']}", target["expr"])
+        for annotation in dashboard["annotations"]["list"]:
+            yield Question(f"{name}: annotation {annotation['name']}", annotation["expr"])
+        for variable in dashboard["templating"]["list"]:
+            if variable["type"] == "query":
+                metric = re.fullmatch(r"label_values\((\w+), \w+\)", variable["definition"])
+                assert metric, variable
+                yield Question(f"{name}: variable {variable['name']}", metric[1])
+
+
+KEYWORDS = {"and", "or", "unless", "bool", "offset", "by", "without", "on", "ignoring", "group_left", "group_right"}
+
+
+def metrics_in(expr: str) -> set[str]:
+    """The names of the metrics in an expression: what is neither a label, a function, a keyword nor a number."""
+    bare = re.sub(r"\{[^}]*\}|\[[^\]]*\]|\"[^\"]*\"|'[^']*'", " ", expr)
+    bare = re.sub(r"\b(by|without|on|ignoring|group_left|group_right)\s*\([^)]*\)", " ", bare)
+    bare = re.sub(r"\boffset\s+\S+", " ", bare)
+    names = re.findall(r"(?<![\w.:])([a-zA-Z_][\w:]*)(?!\s*\(|[\w:])", bare)
+    return {name for name in names if name not in KEYWORDS}
+
+
+def shortened(text: str, windows: int, waits: int) -> str:
+    """Rules or a configuration in which windows pass so many times faster, and `for` too."""
+
+    def scaled(duration: str, factor: int) -> str:
+        number, unit = re.fullmatch(r"(\d+)([smhd])", duration).groups()  # type: ignore[union-attr]
+        return f"{max(1, round(int(number) * {'s': 1, 'm': 60, 'h': 3600, 'd': 86400}[unit] * 1000 / factor))}ms"
+
+    text = re.sub(r"\[(\w+)\]", lambda match: f"[{scaled(match[1], windows)}]", text)
+    return re.sub(r"(?m)^(\s+for: )(\w+)$", lambda match: match[1] + scaled(match[2], waits), text)
+
+
+def local_config(folder: Path, targets: dict[str, str], windows: int, waits: int) -> Path:
+    """The real configuration and rules, with other addresses and everything faster."""
+    config = yaml.safe_load(CONFIG.read_text())
+    config["global"] = {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"}
+    for job in config["scrape_configs"]:
+        (static,) = job["static_configs"]
+        static["targets"] = [targets[target] for target in static["targets"]]
+    (folder / "rules").mkdir(parents=True)
+    (folder / "rules" / RULES.name).write_text(shortened(RULES.read_text(), windows, waits))
+    path = folder / CONFIG.name
+    path.write_text(yaml.safe_dump(config))
+    return path

@@ -1,0 +1,156 @@
+"""A robot's data folder with several versions, and a real server on it: what the service's tests stand on."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+import httpx2 as httpx
+
+from models.versions.store import VersionStore
+from tasks.images.store import ImageStore
+from tests.support.manifests import manifest_of
+from tests.support.tiny_model import TinyImages, class_tasks, learn_tasks, tiny_backbone, tiny_settings
+from trainer.learning.learner import Learner
+from trainer.learning.tokens import Tokens
+
+IMAGES = TinyImages()
+
+
+def known(label: str, number: int = 100) -> bytes:
+    """A picture of a class that `robot_folder` has learned ("class 0" ...), not one that it was learned from."""
+    return IMAGES.read(f"{label}/{number}")
+
+
+def never_seen(number: int) -> bytes:
+    """A picture of a class of its own."""
+    return IMAGES.read(f"stranger {number}/{number}")
+
+
+@cache
+def _template() -> Path:
+    """Three versions: classes 0 and 1, then 2 and 3, then 4; version 3 is current. Learned once a test run."""
+    from models.files import write_durable
+    from models.network.export import export
+    from models.versions.backbone_spec import RECORD
+
+    folder = Path(mkdtemp(prefix="robot-"))
+    backbone = tiny_backbone()
+    store = VersionStore(folder)
+    write_durable(folder / RECORD, json.dumps(backbone.spec.to_dict()).encode())
+    graphs = {role: store.add_graph(data) for role, data in export(backbone).items()}
+    images, settings = ImageStore(folder), tiny_settings()
+    batches = [
+        {name: [images.put(IMAGES.read(key)) for key in keys] for name, keys in batch.items()}
+        for batch in class_tasks([2, 2, 1], images=12)
+    ]
+    learner = Learner(backbone, Tokens(backbone, images.read, settings.seed), settings)
+    for number, learned in enumerate(learn_tasks(learner, batches)):
+        manifest = manifest_of(learned.model, backbone.spec, parent=number or None, graphs=graphs)
+        store.publish(manifest, learned.model.tensors(), learned.samples.to_json())
+    return folder
+
+
+def robot_folder(root: Path, current: int = 3) -> Path:
+    """A copy to play with."""
+    shutil.copytree(_template(), root, dirs_exist_ok=True)
+    if current != 3:
+        VersionStore(root).activate(current, "operator", "for a test")
+    return root
+
+
+@dataclass
+class RunningServer:
+    """`openworld serve` in a process of its own."""
+
+    process: subprocess.Popen[bytes]
+    url: str
+    log: Path
+    exit_code: int | None = field(default=None)
+
+    def get(self, path: str, **arguments: Any) -> httpx.Response:
+        return httpx.get(f"{self.url}{path}", timeout=30, **arguments)
+
+    def post(self, path: str, **arguments: Any) -> httpx.Response:
+        return httpx.post(f"{self.url}{path}", timeout=30, **arguments)
+
+    def metric(self, name: str, **labels: str) -> float:
+        """The value of one series; 0 when it is not there."""
+        return metric_value(self.get("/metrics").text, name, **labels)
+
+    def log_lines(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.log.read_text().splitlines() if line.startswith("{")]
+
+    def wait_for_version(self, version: int, seconds: float = 20) -> None:
+        wait_until(lambda: self.get("/versions").json()["serving"] == version, seconds)
+
+    def stop(self, how: int = signal.SIGTERM, seconds: float = 30) -> int:
+        if self.process.poll() is None:
+            self.process.send_signal(how)
+        self.exit_code = self.process.wait(seconds)
+        return self.exit_code
+
+
+def metric_value(text: str, name: str, **labels: str) -> float:
+    from prometheus_client.parser import text_string_to_metric_families
+
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            if sample.name == name and sample.labels == labels:
+                return float(sample.value)
+    return 0.0
+
+
+def wait_until(true: Any, seconds: float = 20) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.02)
+
+
+@contextmanager
+def running_server(data: Path, log: Path | None = None, **settings: object) -> Iterator[RunningServer]:
+    """A server on a free port; `settings` are OPENWORLD_ variables in lower case."""
+    log = log or data.parent / f"{data.name}.serve.log"
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("OPENWORLD_")}
+    environment |= {f"OPENWORLD_{name.upper()}": str(value) for name, value in settings.items()}
+    environment |= {"OPENWORLD_LOG_FORMAT": "json", "OPENWORLD_PORT": "0"}
+    environment.setdefault("OPENWORLD_DRAIN_SECONDS", "0.1")
+    with log.open("wb") as file:
+        command = [sys.executable, "-m", "openworld", "serve", "--data", str(data)]
+        process = subprocess.Popen(command, stderr=file, stdout=file, env=environment)
+    try:
+        server = RunningServer(process, address_of(process, log), log)
+        yield server
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            killer = threading.Timer(20, process.kill)
+            killer.start()
+            process.wait()
+            killer.cancel()
+
+
+def address_of(process: subprocess.Popen[bytes], log: Path, seconds: float = 60) -> str:
+    """Where it listens, as its own log says."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        for line in log.read_text(errors="replace").splitlines():
+            if "listening on http://" in line:
+                return str(json.loads(line)["message"].rpartition(" ")[2])
+        assert process.poll() is None, f"the server ended with {process.returncode}:\n{log.read_text()}"
+        time.sleep(0.05)
+    raise AssertionError(f"the server did not start:\n{log.read_text()}")

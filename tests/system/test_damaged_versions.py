@@ -1,0 +1,140 @@
+"""A version that is not whole never answers: the old one goes on, and the reason is there to be seen."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from models.versions.store import MANIFEST, SAMPLES, TENSORS, VersionStore
+from tests.support.servers import RunningServer, known, robot_folder, running_server, wait_until
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return robot_folder(tmp_path / "robot", current=2)
+
+
+@pytest.fixture
+def server(data: Path) -> Iterator[RunningServer]:
+    with running_server(data, poll_seconds=0.05) as running:
+        yield running
+
+
+def flip_a_byte(folder: Path) -> None:
+    file = folder / TENSORS
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+def change_manifest(folder: Path, **fields: object) -> None:
+    file = folder / MANIFEST
+    file.write_text(json.dumps(json.loads(file.read_text()) | fields))
+
+
+def half_written(folder: Path) -> None:
+    file = folder / TENSORS
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
+DAMAGES: dict[str, tuple[Callable[[Path], object], str, str]] = {
+    "one flipped byte": (flip_a_byte, "changed", "does not match its sha256"),
+    "a missing file": (lambda folder: (folder / SAMPLES).unlink(), "missing", "cannot be read"),
+    "a missing folder": (shutil.rmtree, "missing", "cannot be read"),
+    "another backbone": (
+        lambda folder: change_manifest(folder, backbone_sha256="a" * 64),
+        "backbone",
+        "made with the backbone",
+    ),
+    "a newer schema": (lambda folder: change_manifest(folder, schema_version=99), "schema", "upgrade openworld"),
+    "half written": (half_written, "changed", "the manifest says"),
+    "a manifest that is no JSON": (lambda folder: (folder / MANIFEST).write_text("{"), "invalid", "not JSON"),
+    "a manifest without graphs": (lambda folder: change_manifest(folder, graphs={}), "invalid", "names no graph"),
+}
+
+
+@pytest.mark.parametrize("what", DAMAGES)
+def test_the_old_version_goes_on_and_the_reason_is_shown(server: RunningServer, data: Path, what: str) -> None:
+    damage, code, reason = DAMAGES[what]
+    damage(VersionStore(data).folder(3))
+    (data / "CURRENT").write_text("3\n")  # as a trainer on a disk that lies would leave it
+    wait_until(lambda: server.get("/versions").json()["problem"] is not None)
+
+    answer = server.post("/predict", content=known("class 0"))
+    assert answer.status_code == 200
+    assert answer.json()["predictions"][0]["version"] == 2
+    assert server.get("/readyz").status_code == 200
+
+    found = server.get("/versions").json()
+    assert (found["serving"], found["current"]) == (2, 3)
+    assert found["problem"]["version"] == 3
+    assert found["problem"]["code"] == code
+    assert reason in found["problem"]["reason"]
+    assert server.metric("openworld_model_load_failures_total", reason=code) >= 1
+    shown = {version["version"]: version for version in found["versions"]}
+    assert shown[2]["state"] == "serving"
+    if 3 in shown:
+        assert shown[3]["state"] == "damaged"
+        assert reason in shown[3]["reason"]
+
+    pinned = server.post("/predict", content=known("class 0"), params={"version": 3})
+    assert pinned.status_code in (404, 409)
+
+
+def test_a_mended_version_is_tried_again_and_served(server: RunningServer, data: Path) -> None:
+    file = VersionStore(data).folder(3) / TENSORS
+    whole = file.read_bytes()
+    flip_a_byte(file.parent)
+    (data / "CURRENT").write_text("3\n")
+    wait_until(lambda: (server.get("/versions").json()["problem"] or {}).get("attempts", 0) >= 2)
+    first, second, *_ = (line for line in server.log_lines() if "cannot be loaded" in line["message"])
+    assert "next try in 1 s" in first["message"]
+    assert "next try in 2 s" in second["message"]
+    file.write_bytes(whole)
+    server.wait_for_version(3)
+    assert server.get("/versions").json()["problem"] is None
+
+
+def test_a_damaged_version_cannot_be_activated(server: RunningServer, data: Path) -> None:
+    flip_a_byte(VersionStore(data).folder(1))
+    refused = server.post("/versions/1/activate")
+    assert (refused.status_code, refused.json()["code"]) == (409, "version_unusable")
+    assert (data / "CURRENT").read_text() == "2\n"
+    assert server.get("/versions").json()["serving"] == 2
+
+
+def test_a_current_file_with_rubbish_in_it_is_survived_and_shown(server: RunningServer, data: Path) -> None:
+    (data / "CURRENT").write_text("rubbish\n")
+    wait_until(lambda: server.get("/versions").json()["problem"] is not None)
+    problem = server.get("/versions").json()["problem"]
+    assert problem["version"] is None
+    assert "CURRENT" in problem["reason"]
+    assert server.post("/predict", content=known("class 0")).json()["predictions"][0]["version"] == 2
+    assert server.post("/versions/3/activate").status_code == 200
+    assert server.get("/versions").json()["problem"] is None
+
+
+def test_a_server_that_starts_beside_a_damaged_version_serves_the_one_before_it(tmp_path: Path) -> None:
+    data = robot_folder(tmp_path / "robot")
+    flip_a_byte(VersionStore(data).folder(3))
+    with running_server(data) as server:
+        found = server.get("/versions").json()
+        assert (found["serving"], found["current"]) == (2, 3)
+        assert found["problem"]["code"] == "changed"
+        assert server.post("/predict", content=known("class 0")).json()["predictions"][0]["version"] == 2
+
+
+def test_a_server_that_can_load_nothing_is_not_ready_rather_than_calling_all_novel(tmp_path: Path) -> None:
+    data = robot_folder(tmp_path / "robot")
+    for version in (1, 2, 3):
+        flip_a_byte(VersionStore(data).folder(version))
+    with running_server(data) as server:
+        for refused in (server.get("/readyz"), server.post("/predict", content=known("class 0"))):
+            assert (refused.status_code, refused.json()["code"]) == (503, "not_ready")
+            assert int(refused.headers["Retry-After"]) >= 1
+        assert server.get("/livez").status_code == 200
+        assert server.get("/versions").json()["problem"]["version"] == 3

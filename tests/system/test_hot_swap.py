@@ -1,0 +1,147 @@
+"""Versions change under load: nobody is dropped, and every answer names the version that gave it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import httpx2 as httpx
+import psutil
+import pytest
+
+from models.versions.store import VersionStore
+from openworld.up.embedded_redis import RedisServer
+from tasks.queue.announcements import announce
+from tasks.queue.connection import connect
+from tests.support.servers import RunningServer, known, robot_folder, running_server, wait_until
+
+CLIENTS = 32
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return robot_folder(tmp_path / "robot", current=1)
+
+
+@pytest.fixture
+def server(data: Path) -> Iterator[RunningServer]:
+    with running_server(data, poll_seconds=0.1) as running:
+        yield running
+
+
+def answers(server: RunningServer, label: str, **arguments: Any) -> dict[str, Any]:
+    response = server.post("/predict", content=known(label), **arguments)
+    assert response.status_code == 200, response.text
+    found: dict[str, Any] = response.json()["predictions"][0]
+    return found
+
+
+def test_a_published_version_is_noticed_without_being_told(server: RunningServer, data: Path) -> None:
+    assert answers(server, "class 4")["version"] == 1
+    VersionStore(data).activate(3, "trainer", "as a trainer would")
+    server.wait_for_version(3)
+    assert answers(server, "class 4") | {"id": ""} == answers(server, "class 4") | {"id": ""}
+    assert answers(server, "class 4")["version"] == 3
+    assert answers(server, "class 4")["label"] == "class 4"
+    assert server.metric("openworld_model_swaps_total") == 2
+
+
+def test_rolling_back_and_forward_is_served_when_the_call_returns(server: RunningServer) -> None:
+    for version in (3, 1, 2, 3):
+        response = server.post(f"/versions/{version}/activate", params={"reason": "trying"})
+        assert response.status_code == 200
+        assert response.json()["serving"] == response.json()["current"] == version
+        assert answers(server, "class 0")["version"] == version
+    history = server.get("/versions").json()["history"]
+    assert [line["version"] for line in history][-4:] == [3, 1, 2, 3]
+    assert history[-1]["reason"] == "anonymous: trying"
+    assert history[-1]["by"] == "operator"
+
+
+def test_a_request_can_ask_for_a_version(server: RunningServer) -> None:
+    assert answers(server, "class 4", params={"version": 3})["label"] == "class 4"
+    assert answers(server, "class 4", params={"version": 2})["version"] == 2
+    assert answers(server, "class 4")["version"] == 1
+    missing = server.post("/predict", content=known("class 0"), params={"version": 9})
+    assert (missing.status_code, missing.json()["code"]) == (404, "not_found")
+    assert server.post("/versions/9/activate").status_code == 404
+
+
+def test_32_clients_under_load_notice_nothing_of_20_swaps(server: RunningServer) -> None:
+    stop, failures, seen = threading.Event(), [], set()
+    picture = known("class 0")
+
+    def client() -> int:
+        count = 0
+        with httpx.Client(timeout=30) as http:
+            while not stop.is_set():
+                response = http.post(f"{server.url}/predict", content=picture)
+                count += 1
+                if response.status_code != 200:
+                    failures.append(response.text)
+                else:
+                    seen.add(response.json()["predictions"][0]["version"])
+        return count
+
+    with ThreadPoolExecutor(CLIENTS) as pool:
+        jobs = [pool.submit(client) for _ in range(CLIENTS)]
+        try:
+            for swap in range(20):
+                assert server.post(f"/versions/{(2, 3, 1)[swap % 3]}/activate").status_code == 200
+                time.sleep(0.1)
+        finally:
+            stop.set()
+        total = sum(job.result() for job in jobs)
+    assert not failures
+    assert seen == {1, 2, 3}
+    assert total >= 20 * CLIENTS
+    assert server.metric("openworld_model_swaps_total") == 21
+
+
+def test_200_swaps_leave_no_memory_behind(server: RunningServer) -> None:
+    memory = psutil.Process(server.process.pid).memory_info
+    after: dict[int, int] = {}
+    with httpx.Client(base_url=server.url, timeout=30) as http:
+        for swap in range(1, 201):
+            assert http.post(f"/versions/{(2, 3, 1)[swap % 3]}/activate").status_code == 200
+            assert http.post("/predict", content=known("class 0")).status_code == 200
+            if swap in (20, 200):
+                after[swap] = memory().rss
+    assert after[200] <= 1.05 * after[20], {swap: size / 2**20 for swap, size in after.items()}
+
+
+def test_a_server_without_a_version_answers_novel_until_there_is_one(tmp_path: Path) -> None:
+    empty = tmp_path / "empty"
+    with running_server(empty, poll_seconds=0.1) as server:
+        answer = answers(server, "class 0")
+        assert (answer["label"], answer["novel"], answer["version"], answer["nearest"]) == (None, True, 0, [])
+        assert server.post("/predict", content=b"no image").status_code == 415
+        assert server.get("/readyz").json() == {"status": "ready", "version": 0}
+        assert server.get("/versions").json() | {"since": ""} == {
+            "serving": 0,
+            "since": "",
+            "current": None,
+            "problem": None,
+            "versions": [],
+            "history": [],
+        }
+        robot_folder(empty)
+        wait_until(lambda: answers(server, "class 0")["version"] == 3)
+
+
+def test_an_announced_version_is_served_long_before_the_next_look(tmp_path: Path) -> None:
+    data = robot_folder(tmp_path / "robot", current=1)
+    with (
+        RedisServer(tmp_path / "redis") as redis,
+        running_server(data, poll_seconds=600, redis_url=redis.url) as server,
+    ):
+        assert answers(server, "class 4")["version"] == 1
+        VersionStore(data).activate(3, "trainer", "as a trainer would")
+        with closing(connect(redis.url)) as client:
+            # Said again until it is heard: the server may just be connecting, and looks for itself when it has.
+            wait_until(lambda: announce(client, 3) or answers(server, "class 4")["version"] == 3)

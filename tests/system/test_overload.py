@@ -1,0 +1,113 @@
+"""More than the server can do: it says so at once and when to come back, and is itself again afterwards.
+
+`python -m benchmarks.overload` is the same for half a minute on a real backbone, with figures.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import socket
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx2 as httpx
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.support.servers import RunningServer, known, robot_folder, running_server, wait_until
+
+
+def slow_picture(seed: int) -> bytes:
+    """A picture that takes a while to decode: a PNG of 4 megapixels has no short cut."""
+    pixels = np.random.default_rng(seed).integers(0, 256, (2000, 2000), dtype=np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, format="PNG", compress_level=1)
+    return buffer.getvalue()
+
+
+SLOW = slow_picture(0)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    data = robot_folder(tmp_path_factory.mktemp("overload") / "robot")
+    with running_server(data, queue_limit=8, max_images=8, decode_threads=1, inbox="false") as running:
+        yield running
+
+
+async def burst(url: str, clients: int, seconds: float, **headers: str) -> tuple[Counter[int], list[str], float]:
+    """Closed loop of so many clients; the statuses, the Retry-Afters of 429s, and the slowest /livez."""
+    statuses: Counter[int] = Counter()
+    waits: list[str] = []
+    slowest = 0.0
+    end = time.monotonic() + seconds
+    async with httpx.AsyncClient(timeout=30, limits=httpx.Limits(max_connections=clients + 1)) as http:
+
+        async def client() -> None:
+            while time.monotonic() < end:
+                response = await http.post(f"{url}/predict", content=SLOW, headers=headers)
+                statuses[response.status_code] += 1
+                if response.status_code == 429:
+                    waits.append(response.headers.get("Retry-After", ""))
+                    await asyncio.sleep(0.02)
+
+        async def alive() -> None:
+            nonlocal slowest
+            while time.monotonic() < end:
+                started = time.monotonic()
+                assert (await http.get(f"{url}/livez")).status_code == 200
+                slowest = max(slowest, time.monotonic() - started)
+                await asyncio.sleep(0.05)
+
+        await asyncio.gather(alive(), *(client() for _ in range(clients)))
+    return statuses, waits, slowest
+
+
+def test_too_many_get_429_with_a_time_to_come_back_and_the_rest_an_answer(server: RunningServer) -> None:
+    statuses, waits, _ = asyncio.run(burst(server.url, clients=32, seconds=3))
+    assert set(statuses) == {200, 429}
+    assert waits
+    assert all(wait.isdecimal() and int(wait) >= 1 for wait in waits)
+    assert server.metric("openworld_rejected_total", reason="queue_full") == statuses[429]
+    assert server.metric("openworld_in_flight_images") == 0
+    assert server.metric("openworld_queue_depth") == 0
+    assert server.post("/predict", content=known("class 0")).status_code == 200
+
+
+def test_a_deadline_that_cannot_be_met_is_504_and_leaves_nothing_behind(server: RunningServer) -> None:
+    before = server.metric("openworld_rejected_total", reason="deadline_passed")
+    response = server.post("/predict", content=SLOW, headers={"X-Request-Timeout": "0.001"})
+    assert (response.status_code, response.json()["code"]) == (504, "deadline_passed")
+    assert server.metric("openworld_rejected_total", reason="deadline_passed") == before + 1
+    assert server.metric("openworld_in_flight_images") == 0
+
+
+def test_a_client_that_sends_its_body_too_slowly_does_not_keep_its_place(server: RunningServer) -> None:
+    host, _, port = server.url.removeprefix("http://").partition(":")
+    with socket.create_connection((host, int(port)), timeout=10) as slow:
+        slow.sendall(b"POST /predict HTTP/1.1\r\nHost: x\r\nX-Request-Timeout: 0.3\r\nContent-Length: 1000\r\n\r\nabc")
+        assert slow.recv(4096).startswith(b"HTTP/1.1 504")
+    assert server.metric("openworld_in_flight_images") == 0
+
+
+def test_a_client_that_goes_away_is_not_waited_for(server: RunningServer) -> None:
+    before = server.metric("openworld_rejected_total", reason="abandoned")
+    host, _, port = server.url.removeprefix("http://").partition(":")
+    head = b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(SLOW)
+    for _ in range(4):
+        with socket.create_connection((host, int(port)), timeout=10) as gone:
+            gone.sendall(head + SLOW)
+    wait_until(lambda: server.metric("openworld_in_flight_images") == 0)
+    wait_until(lambda: server.metric("openworld_rejected_total", reason="abandoned") > before)
+
+
+def test_bodies_beyond_the_memory_limit_are_refused_while_others_are_held(tmp_path: Path) -> None:
+    with running_server(robot_folder(tmp_path / "robot"), memory_limit=6 * 2**20, inbox="false") as server:
+        statuses, _, _ = asyncio.run(burst(server.url, clients=8, seconds=1))
+        assert statuses[200]
+        assert statuses[429]
+        assert set(statuses) == {200, 429}

@@ -1,0 +1,95 @@
+"""SIGTERM: not ready at once, then everything that was accepted is answered, then the end."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections import Counter
+from pathlib import Path
+
+import httpx2 as httpx
+
+from tests.support.servers import known, robot_folder, running_server, wait_until
+
+CLIENTS = 16
+
+
+def test_sigterm_under_load_leaves_no_accepted_request_without_its_answer(tmp_path: Path) -> None:
+    """A request is accepted when the server has read it; a connection refused or closed before is not one."""
+    outcomes: Counter[str] = Counter()
+    unread: list[str] = []
+    # Enough images a request that some are in the middle of their work when the signal comes.
+    files = [("images", ("x", known("class 0", number))) for number in range(40)]
+
+    def client() -> None:
+        with httpx.Client(timeout=30) as http:
+            while True:
+                id = uuid.uuid4().hex
+                try:
+                    response = http.post(f"{server.url}/predict", files=files, headers={"X-Request-ID": id})
+                except httpx.ConnectError:
+                    outcomes["refused"] += 1
+                    return
+                except httpx.TransportError:
+                    # The kernel had taken the connection, but the server was gone before it did.
+                    unread.append(id)
+                    return
+                outcomes[str(response.status_code)] += 1
+                if response.status_code == 200:
+                    assert len(response.json()["predictions"]) == 40
+
+    with running_server(robot_folder(tmp_path / "robot"), drain_seconds=0.5, queue_limit=2000) as server:
+        threads = [threading.Thread(target=client) for _ in range(CLIENTS)]
+        for thread in threads:
+            thread.start()
+        wait_until(lambda: outcomes["200"] > CLIENTS)
+        server.process.send_signal(signal.SIGTERM)
+        for thread in threads:
+            thread.join(30)
+        assert server.process.wait(30) == 0
+        log = server.log.read_text()
+    # Every client ended because nobody listens any more; not one was cut off in the middle.
+    assert set(outcomes) <= {"200", "refused"}, outcomes
+    assert outcomes["refused"] + len(unread) == CLIENTS
+    assert not [id for id in unread if id in log]
+    assert log.count('"status": 200') >= outcomes["200"]
+
+
+def test_it_is_not_ready_before_it_stops_listening(tmp_path: Path) -> None:
+    with running_server(robot_folder(tmp_path / "robot"), drain_seconds=2) as server:
+        assert server.get("/readyz").status_code == 200
+        server.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: server.get("/readyz").status_code == 503, 1.5)
+        refused = server.get("/v2/health/ready")
+        assert (refused.status_code, refused.json()["code"]) == (503, "not_ready")
+        assert server.get("/livez").status_code == 200
+        answer = server.post("/predict", content=known("class 0"))
+        assert answer.status_code == 200
+        assert answer.headers["connection"] == "close"
+        assert server.process.wait(20) == 0
+
+
+def test_a_second_signal_does_not_wait_for_the_drain(tmp_path: Path) -> None:
+    with running_server(robot_folder(tmp_path / "robot"), drain_seconds=60) as server:
+        server.process.send_signal(signal.SIGINT)
+        wait_until(lambda: server.get("/readyz").status_code == 503)
+        server.process.send_signal(signal.SIGINT)
+        started = time.monotonic()
+        server.process.wait(20)
+        assert time.monotonic() - started < 20
+
+
+def test_a_port_in_use_is_an_error_that_says_so(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        command = [sys.executable, "-m", "openworld", "serve", "--data", str(tmp_path), "--port", str(port)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert f"port {port}" in done.stderr

@@ -1,0 +1,241 @@
+import os
+import struct
+import zipfile
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from models.errors import BatchError
+from tasks.batch.check import DEFAULT_LIMITS, BatchLimits, LabelledBatch
+from tasks.batch.sources import load_batch, read_source
+from tests.support.images import picture, write_classes
+
+PICTURES = [picture(seed) for seed in range(8)]
+
+
+def load_problems(path: Path, known: tuple[str, ...] = (), limits: BatchLimits = DEFAULT_LIMITS) -> list[str]:
+    with pytest.raises(BatchError) as caught:
+        load_batch(path, known, limits)
+    return caught.value.problems
+
+
+def zipped(path: Path, members: dict[str, bytes], method: int = zipfile.ZIP_DEFLATED) -> Path:
+    with zipfile.ZipFile(path, "w", method) as archive:
+        for name, data in members.items():
+            archive.writestr(zipfile.ZipInfo(name), data, compress_type=method)
+    return path
+
+
+def good_members(top: str = "") -> dict[str, bytes]:
+    return {f"{top}{label}/{at}.jpg": PICTURES[at + 2 * (label == "dog")] for label in ("cat", "dog") for at in (0, 1)}
+
+
+# Folders.
+
+
+def test_every_problem_comes_in_one_error(tmp_path: Path) -> None:
+    root = write_classes(
+        tmp_path / "batch",
+        {"cat": PICTURES[:3], "dog": [PICTURES[2], PICTURES[3]], "Dog": PICTURES[4:6], "cow": [b"moo"], "empty": []},
+    )
+    (root / "loose.jpg").write_bytes(PICTURES[6])
+    (root / "cat" / "more").mkdir()
+    text = "\n".join(load_problems(root))
+    for part in (
+        "'loose.jpg' lies outside",
+        "'cat/more' is a folder inside a class",
+        "'Dog' and 'dog' differ only",
+        "'empty' is empty",
+        "'cow' has no image",
+        "'cow/0.jpg' cannot be read",
+        "'cat/2.jpg' (class 'cat') and 'dog/0.jpg' (class 'dog')",
+    ):
+        assert part in text
+    assert len(text.splitlines()) == 7
+
+
+def test_a_folder_and_its_zips_are_the_same_task(tmp_path: Path) -> None:
+    root = write_classes(tmp_path / "batch", {"cat": PICTURES[:2], "dog": PICTURES[2:4]})
+    batches: list[LabelledBatch] = [load_batch(root)]
+    for at, top in enumerate(("", "batch/", "./batch/")):
+        batches.append(load_batch(zipped(tmp_path / f"{at}.zip", good_members(top))))
+    assert len({batch.task_id for batch in batches}) == 1
+    assert {batch.classes for batch in batches} == {("cat", "dog")}
+
+
+def test_what_desktops_leave_behind_is_ignored(tmp_path: Path) -> None:
+    root = write_classes(tmp_path / "batch", {"cat": PICTURES[:2], "__MACOSX": [b"fork"], ".cache": [b"x"]})
+    for clutter in (".DS_Store", "cat/.DS_Store", "cat/Thumbs.db", "Thumbs.db", "cat/.hidden.jpg"):
+        (root / clutter).write_bytes(b"clutter")
+    assert load_batch(root).counts == {"cat": 2}
+    members = {**good_members("top/"), "__MACOSX/top/cat/._0.jpg": b"fork", "top/.DS_Store": b"x"}
+    assert load_batch(zipped(tmp_path / "mac.zip", members)).counts == {"cat": 2, "dog": 2}
+
+
+def test_an_empty_class_folder_is_reported(tmp_path: Path) -> None:
+    (problem,) = load_problems(write_classes(tmp_path, {"cat": PICTURES[:2], "dog": []}))
+    assert problem.startswith("class 'dog' is empty")
+    (problem,) = load_problems(zipped(tmp_path / "a.zip", {**good_members(), "cow/": b""}))
+    assert problem.startswith("class 'cow' is empty")
+
+
+def test_a_source_conveys_its_empty_classes_and_its_files(tmp_path: Path) -> None:
+    with read_source(write_classes(tmp_path, {"cat": PICTURES[:1], "dog": []})) as source:
+        assert source.classes == ["cat", "dog"]
+        assert list(source) == [("cat", "cat/0.jpg", PICTURES[0])]
+
+
+def test_linked_classes_and_files_are_followed(tmp_path: Path) -> None:
+    elsewhere = write_classes(tmp_path / "elsewhere", {"cat": PICTURES[:2], "more": PICTURES[2:3]})
+    root = write_classes(tmp_path / "batch", {"dog": PICTURES[3:4]})
+    (root / "cat").symlink_to(elsewhere / "cat")
+    (root / "dog" / "linked.jpg").symlink_to(elsewhere / "more" / "0.jpg")
+    assert load_batch(root).counts == {"cat": 2, "dog": 2}
+
+
+def test_links_that_go_round_or_nowhere_end_as_problems(tmp_path: Path) -> None:
+    root = write_classes(tmp_path / "batch", {"cat": PICTURES[:2]})
+    (root / "round").symlink_to(root)
+    (root / "self").symlink_to(root / "self")
+    (root / "cat" / "gone.jpg").symlink_to(tmp_path / "gone.jpg")
+    text = "\n".join(load_problems(root))
+    assert "'round/cat' is a folder inside a class" in text
+    assert "'self' cannot be opened" in text
+    assert "'cat/gone.jpg' cannot be opened" in text
+
+
+@pytest.mark.timeout(10)
+def test_a_pipe_in_a_class_does_not_hang_the_reader(tmp_path: Path) -> None:
+    root = write_classes(tmp_path / "batch", {"cat": PICTURES[:2]})
+    os.mkfifo(root / "cat" / "pipe.jpg")
+    (problem,) = load_problems(root)
+    assert "neither a file nor a folder" in problem
+
+
+def test_a_folder_over_the_limits_is_refused_without_reading_it(tmp_path: Path) -> None:
+    root = write_classes(tmp_path / "batch", {"cat": PICTURES[:2]})
+    with (root / "cat" / "huge.jpg").open("wb") as file:
+        file.truncate(1024**4)  # sparse: reading it would not end well
+    (problem,) = load_problems(root)
+    assert "bytes are more than the limit" in problem
+
+
+@pytest.mark.parametrize("kind", ["missing", "text", "flat", "bare", "pipe"])
+def test_a_path_that_is_no_batch_is_a_problem_with_the_layout(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / kind
+    if kind == "text":
+        path.write_text("hello")
+    elif kind in ("flat", "bare"):
+        path.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(path)
+    if kind == "flat":
+        (path / "1.jpg").write_bytes(PICTURES[0])
+    assert "a sub-folder a class" in load_problems(path)[-1]
+
+
+# Zips.
+
+
+@pytest.mark.parametrize(
+    "name", ["/etc/cat/1.jpg", "../cat/1.jpg", "cat/../../1.jpg", "cat\\..\\..\\1.jpg", "C:/cat/1.jpg"]
+)
+def test_a_zip_with_a_path_trick_is_refused(tmp_path: Path, name: str) -> None:
+    (problem,) = load_problems(zipped(tmp_path / "a.zip", {**good_members(), name: PICTURES[6]}))
+    assert "is a path out of the zip" in problem
+
+
+def test_a_link_in_a_zip_is_refused(tmp_path: Path) -> None:
+    path = zipped(tmp_path / "a.zip", good_members())
+    with zipfile.ZipFile(path, "a") as archive:
+        info = zipfile.ZipInfo("cat/link.jpg")
+        info.external_attr = 0o120777 << 16
+        archive.writestr(info, "/etc/passwd")
+    (problem,) = load_problems(path)
+    assert "'cat/link.jpg' is a link" in problem
+
+
+def test_an_encrypted_zip_asks_for_one_without_a_password(tmp_path: Path) -> None:
+    path = zipped(tmp_path / "a.zip", good_members())
+    data = bytearray(path.read_bytes())
+    for signature, flags in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        at = data.find(signature)
+        struct.pack_into("<H", data, at + flags, 1)
+    path.write_bytes(data)
+    (problem,) = load_problems(path)
+    assert "'cat/0.jpg' is encrypted: zip the folder again without a password" in problem
+
+
+def test_a_bomb_is_refused_by_its_table_of_contents(tmp_path: Path) -> None:
+    one, whole = load_problems(zipped(tmp_path / "a.zip", {**good_members(), "cat/bomb.jpg": bytes(8 * 1024**2)}))
+    assert "'cat/bomb.jpg' would grow from" in one
+    assert "a.zip' would grow from" in whole
+
+
+def test_many_small_bombs_are_one_bomb(tmp_path: Path) -> None:
+    members = {f"cat/{at}.jpg": bytes(900_000) for at in range(10)}
+    (problem,) = load_problems(zipped(tmp_path / "a.zip", members))
+    assert "a.zip' would grow from" in problem
+
+
+def test_a_zip_over_the_limits_is_refused_before_reading(tmp_path: Path) -> None:
+    path = zipped(tmp_path / "a.zip", good_members())
+    (size,) = load_problems(path, limits=BatchLimits(max_bytes=1000))
+    assert "bytes are more than the limit of 1000" in size
+    (images,) = load_problems(path, limits=BatchLimits(max_images=3))
+    assert "4 images are more than the limit of 3" in images
+    (members,) = load_problems(
+        zipped(tmp_path / "b.zip", {f"a/b/{at}": b"" for at in range(9)}), (), BatchLimits(max_images=2)
+    )
+    assert "9 members, more than 8" in members
+
+
+def test_an_unusual_compression_is_refused(tmp_path: Path) -> None:
+    problems = load_problems(zipped(tmp_path / "a.zip", good_members(), zipfile.ZIP_BZIP2))
+    assert all("unusual method" in problem for problem in problems)
+
+
+@pytest.mark.parametrize("keep", [0, 10, 500, -30])
+def test_a_zip_that_was_cut_is_called_broken(tmp_path: Path, keep: int) -> None:
+    path = zipped(tmp_path / "a.zip", good_members())
+    path.write_bytes(path.read_bytes()[:keep])
+    (problem,) = load_problems(path)
+    assert "broken zip" in problem
+
+
+def test_a_damaged_member_is_one_unreadable_file(tmp_path: Path) -> None:
+    path = zipped(tmp_path / "a.zip", {**good_members(), "cat/9.jpg": PICTURES[6]}, zipfile.ZIP_STORED)
+    data = bytearray(path.read_bytes())
+    at = data.find(PICTURES[6]) + 300
+    data[at] ^= 0xFF
+    path.write_bytes(data)
+    (problem,) = load_problems(path)
+    assert "'cat/9.jpg' cannot be read (damaged inside the zip" in problem
+
+
+def test_a_name_that_finder_wrote_without_the_utf8_flag_is_read(tmp_path: Path) -> None:
+    path = zipped(tmp_path / "a.zip", {f"café/{at}.jpg": PICTURES[at] for at in (0, 1)})
+    data = path.read_bytes()
+    for signature, flags in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        raw, start = bytearray(data), 0
+        while (start := data.find(signature, start)) >= 0:
+            struct.pack_into("<H", raw, start + flags, 0)
+            start += 4
+        data = bytes(raw)
+    path.write_bytes(data)
+    assert load_batch(path).classes == ("café",)
+
+
+@given(st.binary(max_size=300), st.integers(0, 2000))
+def test_a_zip_damaged_anywhere_is_accepted_or_a_batch_error(
+    tmp_path_factory: pytest.TempPathFactory, noise: bytes, at: int
+) -> None:
+    path = zipped(tmp_path_factory.mktemp("noise") / "a.zip", good_members())
+    data = path.read_bytes()
+    at = min(at * 3, len(data))
+    path.write_bytes(data[:at] + noise + data[at + len(noise) :])
+    with suppress(BatchError):
+        load_batch(path)

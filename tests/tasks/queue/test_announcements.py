@@ -1,0 +1,184 @@
+"""Announcements of new versions: quick when all is well, never in the way when it is not."""
+
+import asyncio
+import logging
+import os
+import signal
+import time
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing, closing
+from pathlib import Path
+
+import pytest
+import redis
+
+from openworld.up.embedded_redis import RedisServer
+from tasks.queue import announcements
+from tasks.queue.announcements import LOOK, announce, listen
+from tasks.queue.connection import connect
+from tests.support.redis_servers import FLAVOURS_IN_SHORT
+
+
+@pytest.fixture(scope="module", params=FLAVOURS_IN_SHORT)
+def served(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[RedisServer, int]]:
+    binary, protocol = request.param
+    with RedisServer(tmp_path_factory.mktemp("redis"), binary) as server:
+        yield server, protocol
+
+
+@pytest.fixture
+def server(served: tuple[RedisServer, int]) -> RedisServer:
+    return served[0]
+
+
+@pytest.fixture
+def url(served: tuple[RedisServer, int]) -> str:
+    return f"{served[0].url}?protocol={served[1]}"
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[redis.Redis]:
+    with closing(connect(url)) as client:
+        yield client
+
+
+async def heard(versions: AsyncGenerator[int, None]) -> int:
+    return await asyncio.wait_for(anext(versions), 10)
+
+
+def kill(server: RedisServer) -> None:
+    assert server.pid
+    os.kill(server.pid, signal.SIGKILL)
+    while server.alive:
+        pass
+
+
+def test_a_listener_looks_first_and_then_hears_every_version(url: str, client: redis.Redis) -> None:
+    async def main() -> list[int]:
+        async with aclosing(listen(url)) as versions:
+            first = await heard(versions)
+            announce(client, 7)
+            announce(client, 8)
+            return [first, await heard(versions), await heard(versions)]
+
+    assert asyncio.run(main()) == [LOOK, 7, 8]
+
+
+def test_a_listener_survives_the_server_and_looks_again(server: RedisServer, url: str, client: redis.Redis) -> None:
+    async def main() -> list[int]:
+        async with aclosing(listen(url)) as versions:
+            found = [await heard(versions)]
+            kill(server)
+            waiting = asyncio.ensure_future(heard(versions))
+            await asyncio.sleep(0.1)
+            await asyncio.to_thread(server.start)
+            found.append(await waiting)
+            announce(client, 9)
+            return [*found, await heard(versions)]
+
+    assert asyncio.run(main()) == [LOOK, LOOK, 9]
+
+
+def test_a_listener_may_come_before_the_server(tmp_path: Path) -> None:
+    server = RedisServer(tmp_path)
+
+    async def main() -> int:
+        async with aclosing(listen(f"unix://{tmp_path}/redis.sock")) as versions:
+            waiting = asyncio.ensure_future(heard(versions))
+            await asyncio.sleep(0.3)
+            assert not waiting.done()
+            await asyncio.to_thread(server.start)
+            return await waiting
+
+    try:
+        assert asyncio.run(main()) == LOOK
+    finally:
+        server.stop()
+
+
+def test_silence_is_no_loss_while_the_server_answers(
+    url: str, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(announcements, "HEARTBEAT_SECONDS", 0.2)
+
+    async def main() -> list[int]:
+        async with aclosing(listen(url)) as versions:
+            found = [await heard(versions)]
+            waiting = asyncio.ensure_future(heard(versions))
+            await asyncio.sleep(0.7)
+            announce(client, 3)
+            return [*found, await waiting]
+
+    assert asyncio.run(main()) == [LOOK, 3]
+
+
+def test_a_server_that_hangs_is_left_and_found_again(
+    server: RedisServer, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(announcements, "HEARTBEAT_SECONDS", 0.05)
+
+    async def main() -> list[int]:
+        async with aclosing(listen(url)) as versions:
+            found = [await heard(versions)]
+            assert server.pid
+            os.kill(server.pid, signal.SIGSTOP)
+            try:
+                waiting = asyncio.ensure_future(heard(versions))
+                await asyncio.sleep(0.3)
+                assert not waiting.done()
+            finally:
+                os.kill(server.pid, signal.SIGCONT)
+            return [*found, await waiting]
+
+    assert asyncio.run(main()) == [LOOK, LOOK]
+
+
+def test_a_listener_can_be_cancelled_listening_or_connecting(url: str, tmp_path: Path) -> None:
+    async def main(address: str) -> None:
+        async def listener() -> None:
+            async for _ in listen(address):
+                pass
+
+        task = asyncio.create_task(listener())
+        await asyncio.sleep(0.2)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(task, 5)
+
+    asyncio.run(main(url))
+    asyncio.run(main(f"unix://{tmp_path}/nothing.sock"))
+
+
+def test_a_closed_listener_leaves_no_connection(url: str, client: redis.Redis) -> None:
+    async def main() -> None:
+        async with aclosing(listen(url)) as versions:
+            await heard(versions)
+            assert client.pubsub_numsub("openworld:versions") == [("openworld:versions", 1)]
+
+    asyncio.run(main())
+    deadline = time.monotonic() + 5
+    while client.pubsub_numsub("openworld:versions") != [("openworld:versions", 0)]:
+        assert time.monotonic() < deadline
+
+
+def test_what_is_no_version_is_passed_over(url: str, client: redis.Redis) -> None:
+    async def main() -> list[int]:
+        async with aclosing(listen(url)) as versions:
+            first = await heard(versions)
+            for text in ("hello", "-1", "", "٣"):
+                client.publish("openworld:versions", text)
+            client.publish("others:versions", "5")
+            announce(client, 4)
+            return [first, await heard(versions)]
+
+    assert asyncio.run(main()) == [LOOK, 4]
+
+
+def test_an_announcement_that_nobody_takes_is_logged_and_no_error(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        announce(connect(f"unix://{tmp_path}/nothing.sock"), 5)
+    assert "version 5 could not be announced" in caplog.text

@@ -1,0 +1,87 @@
+"""Cancelling and retrying a task, in every state that it can be in."""
+
+import pytest
+
+from models.errors import WrongState
+from tasks.queue.queue import TaskQueue
+from tasks.queue.task import TaskProgress, TaskState
+from tests.support.redis_servers import FLAVOURS_IN_SHORT, a_task, end, held, queue_on
+
+address, client, queue = queue_on(FLAVOURS_IN_SHORT)
+
+
+def test_a_waiting_task_is_cancelled_at_once(queue: TaskQueue) -> None:
+    first, second = (queue.submit(a_task(name)).task for name in "ab")
+    assert queue.cancel(first.id).state == "cancelled"
+    assert queue.cancel(first.id).state == "cancelled"
+    assert held(queue).task.id == second.id
+
+
+def test_a_task_that_is_being_learned_is_flagged_and_its_worker_ends_it(queue: TaskQueue) -> None:
+    task = queue.submit(a_task("a")).task
+    lease = held(queue)
+    assert not lease.cancelled
+    asked = queue.cancel(task.id)
+    assert (asked.state, asked.cancel_requested) == ("learning", True)
+    assert lease.cancelled
+    assert lease.renew()
+    assert lease.progress(TaskProgress(phase="gate"), "evaluating")
+    assert queue.cancel(task.id).state == "evaluating"
+    ended = lease.cancel()
+    assert (ended.state, ended.cancel_requested, ended.reason) == (
+        *("cancelled", False),
+        "cancelled while it was being learned",
+    )
+    assert queue.claim("worker") is None
+
+
+def test_a_cancelled_task_whose_worker_is_done_already_is_published(queue: TaskQueue) -> None:
+    task = queue.submit(a_task("a")).task
+    lease = held(queue)
+    queue.cancel(task.id)
+    assert lease.publish(1).cancel_requested is False
+
+
+@pytest.mark.parametrize("again", ["submit", "retry"])
+def test_a_request_to_cancel_is_withdrawn_by_asking_for_the_task_again(queue: TaskQueue, again: str) -> None:
+    task = queue.submit(a_task("a")).task
+    lease = held(queue)
+    queue.cancel(task.id)
+    if again == "submit":
+        queue.submit(a_task("a"))
+    else:
+        queue.retry(task.id)
+    assert not lease.cancelled
+    assert lease.cancel().state == "queued"  # the worker had seen the request, but not that it was withdrawn
+    assert held(queue).task.id == task.id
+
+
+@pytest.mark.parametrize("state", ["published", "failed", "rejected"])
+def test_a_task_that_ended_cannot_be_cancelled(queue: TaskQueue, state: TaskState) -> None:
+    ended = end(queue, state)
+    with pytest.raises(WrongState, match=f"is {state} already"):
+        queue.cancel(ended.id)
+    assert queue.get(ended.id) == ended
+
+
+@pytest.mark.parametrize("state", ["failed", "rejected", "cancelled"])
+def test_a_task_that_was_not_learned_can_be_retried(queue: TaskQueue, state: TaskState) -> None:
+    ended = end(queue, state)
+    later = queue.submit(a_task("later")).task
+    again = queue.retry(ended.id)
+    assert (again.state, again.attempts, again.reason, again.created) == ("queued", 0, None, ended.created)
+    assert queue.retry(ended.id).state == "queued"
+    assert queue.dead() == []
+    for task_id in (later.id, ended.id):  # it has lost its place
+        lease = held(queue)
+        assert lease.task.id == task_id
+        lease.publish(1)
+
+
+def test_a_task_under_way_is_not_disturbed_by_a_retry(queue: TaskQueue) -> None:
+    task = queue.submit(a_task("a")).task
+    lease = held(queue)
+    assert queue.retry(task.id).state == "learning"
+    lease.publish(4)
+    with pytest.raises(WrongState, match="as version 4"):
+        queue.retry(task.id)

@@ -1,0 +1,290 @@
+"""Leases: one worker at a time, in order; the dead are replaced, and those who only seemed dead are refused."""
+
+import threading
+import time
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import redis
+
+from models.errors import LeaseLost
+from tasks.queue.lease import Lease
+from tasks.queue.queue import LOOKS_AGAIN, TaskQueue
+from tasks.queue.task import TaskProgress
+from tests.support.redis_servers import (
+    EVERY_CALL,
+    FLAVOURS_AND_PROTOCOLS,
+    a_task,
+    held,
+    let_lapse,
+    queue_on,
+    refused_in_every_way,
+)
+
+SHORT = 0.3  # seconds
+
+
+address, client, queue = queue_on(FLAVOURS_AND_PROTOCOLS)
+
+
+def test_tasks_are_handed_out_in_order_one_at_a_time(queue: TaskQueue) -> None:
+    ids = [queue.submit(a_task(name)).task.id for name in "abc"]
+    for task_id in ids:
+        lease = held(queue)
+        assert (lease.task.id, lease.task.state, lease.task.attempts) == (task_id, "learning", 1)
+        assert queue.claim("worker") is None
+        assert queue.claim("other") is None
+        lease.publish(1)
+    assert queue.claim("worker") is None
+
+
+def test_many_workers_at_once_get_one_lease(queue: TaskQueue) -> None:
+    queue.submit(a_task("a"))
+    queue.submit(a_task("b"))
+    leases: list[Lease | None] = []
+    threads = [threading.Thread(target=lambda n=n: leases.append(queue.claim(f"worker {n}"))) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sum(lease is not None for lease in leases) == 1
+
+
+def test_a_waiting_worker_gets_a_new_task_at_once(queue: TaskQueue) -> None:
+    timer = threading.Timer(0.1, lambda: queue.submit(a_task("a")))
+    timer.start()
+    started = time.monotonic()
+    assert queue.claim("worker", block_seconds=10)
+    assert time.monotonic() - started < LOOKS_AGAIN
+    timer.join()
+
+
+def test_a_worker_waits_no_longer_than_it_said(queue: TaskQueue) -> None:
+    queue.submit(a_task("a"))
+    held(queue)
+    queue.submit(a_task("b"))
+    started = time.monotonic()
+    assert queue.claim("other", block_seconds=0.2) is None
+    assert 0.15 < time.monotonic() - started < 2
+
+
+def test_what_a_worker_reports_is_there_for_all_to_see(queue: TaskQueue) -> None:
+    task = queue.submit(a_task("a")).task
+    lease = held(queue)
+    progress = TaskProgress(phase="heads", epoch=2, epochs=5, loss=0.5, progress=0.4, seconds_left=9, losses=(0.9, 0.5))
+    lease.progress(progress)
+    assert queue.get(task.id).progress == progress
+    lease.progress(progress, "evaluating")
+    assert queue.get(task.id).state == queue.list_tasks()[0].state == "evaluating"
+
+
+def test_a_published_task_keeps_its_version_its_metrics_and_its_curve(queue: TaskQueue) -> None:
+    queue.submit(a_task("a"))
+    lease = held(queue)
+    lease.progress(TaskProgress(phase="heads", losses=(0.5,)))
+    result = {"tasks": ({"accuracy": np.float32(0.5)},), "auc": float("nan"), "n": np.arange(2), "who": {1j}}
+    task = lease.publish(7, result)
+    assert (task.state, task.version, task.reason) == ("published", 7, None)
+    assert task.result == {"tasks": [{"accuracy": 0.5}], "auc": None, "n": [0, 1], "who": ["1j"]}
+    assert task.progress
+    assert task.progress.losses == (0.5,)
+    assert queue.get(task.id) == task
+
+
+def test_a_rejected_task_says_why(queue: TaskQueue) -> None:
+    queue.submit(a_task("a"))
+    task = held(queue).reject("forgot the cats", {"accuracy": 0.1})
+    assert (task.state, task.version, task.reason, task.result) == (
+        *("rejected", None, "forgot the cats"),
+        {"accuracy": 0.1},
+    )
+    assert queue.dead() == []
+
+
+def test_a_finished_task_leaves_nothing_in_the_stream(queue: TaskQueue, client: redis.Redis) -> None:
+    for name in "ab":
+        queue.submit(a_task(name))
+    held(queue, "one").publish(1)
+    held(queue, "two").hand_back()
+    held(queue, "three").fail("no", retry=False)
+    assert client.xlen("openworld:tasks") == 0
+    assert client.xpending("openworld:tasks", "trainers")["pending"] == 0
+    assert client.xinfo_consumers("openworld:tasks", "trainers") == []
+
+
+# Losing a lease
+
+
+def test_a_renewed_lease_is_kept_for_as_long_as_it_is_renewed(client: redis.Redis) -> None:
+    queue = TaskQueue(client, lease_seconds=SHORT)
+    queue.submit(a_task("a"))
+    lease = held(queue)
+    for renew in (lease.renew, lambda: lease.progress(TaskProgress(phase="heads")), lambda: lease.cancelled):
+        time.sleep(SHORT * 0.4)
+        assert queue.claim("other") is None
+        renew()
+    time.sleep(SHORT * 0.4)
+    assert queue.claim("other") is None
+    assert lease.publish(1).attempts == 1
+
+
+def test_an_abandoned_task_is_taken_over_and_its_zombie_refused(client: redis.Redis) -> None:
+    queue = TaskQueue(client, lease_seconds=SHORT)
+    queue.submit(a_task("a"))
+    queue.submit(a_task("b"))
+    zombie = held(queue)
+    started = time.monotonic()
+    lease = queue.claim("other", block_seconds=5)
+    assert time.monotonic() - started >= SHORT * 0.9
+    assert lease
+    assert (lease.task.id, lease.task.attempts) == (zombie.task.id, 2)
+    before = queue.get(lease.task.id)
+    refused_in_every_way(zombie)
+    assert queue.get(lease.task.id) == before
+    lease.publish(1)
+    refused_in_every_way(zombie)
+    assert queue.get(lease.task.id).version == 1
+
+
+def test_a_zombie_with_the_same_name_is_refused_too(queue: TaskQueue, client: redis.Redis) -> None:
+    queue.submit(a_task("a"))
+    zombie = held(queue, "trainer-0")
+    let_lapse(client, queue)
+    lease = held(queue, "trainer-0")
+    refused_in_every_way(zombie)
+    lease.renew()
+
+
+def test_a_zombie_of_an_earlier_life_of_the_task_is_refused(queue: TaskQueue) -> None:
+    queue.submit(a_task("a"))
+    zombie = held(queue)
+    held_once = queue.get(zombie.task.id)
+    zombie.fail("no", retry=False)
+    queue.retry(held_once.id)
+    held(queue).renew()
+    refused_in_every_way(zombie)
+
+
+def test_a_worker_that_handed_its_task_back_is_refused_once_another_has_it(queue: TaskQueue) -> None:
+    queue.submit(a_task("a"))
+    before = held(queue)
+    before.hand_back()
+    assert before.hand_back().state == "queued"
+    held(queue).renew()
+    refused_in_every_way(before)
+
+
+def test_a_lapsed_lease_that_nobody_took_still_counts(queue: TaskQueue, client: redis.Redis) -> None:
+    queue.submit(a_task("a"))
+    lease = held(queue)
+    let_lapse(client, queue)
+    lease.renew()
+    assert queue.claim("other") is None
+    let_lapse(client, queue)
+    assert lease.publish(1).state == "published"
+
+
+def test_a_lease_ended_in_one_way_cannot_end_in_another(queue: TaskQueue) -> None:
+    queue.submit(a_task("a"))
+    lease = held(queue)
+    task = lease.publish(1)
+    assert lease.publish(1) == task
+    for call in EVERY_CALL[:3] + EVERY_CALL[4:]:
+        with pytest.raises(LeaseLost):
+            call(lease)
+
+
+# Attempts
+
+
+def test_a_task_that_every_worker_dies_of_is_a_dead_letter(queue: TaskQueue, client: redis.Redis) -> None:
+    task = queue.submit(a_task("a")).task
+    other = queue.submit(a_task("b")).task
+    for attempt in (1, 2, 3):
+        assert held(queue).task.attempts == attempt
+        let_lapse(client, queue)
+    assert held(queue).task.id == other.id
+    failed = queue.get(task.id)
+    assert (failed.state, failed.attempts) == ("failed", 3)
+    assert failed.reason
+    assert failed.reason.startswith("given up after 3 attempts: the worker stopped without a word")
+    [letter] = queue.dead()
+    assert (letter.task_id, letter.reason, letter.attempts) == (task.id, failed.reason, 3)
+    assert letter.time == failed.updated
+
+
+def test_a_task_that_fails_too_often_is_a_dead_letter(queue: TaskQueue) -> None:
+    first, second = (queue.submit(a_task(name)).task for name in "ab")
+    for attempt in (1, 2):
+        lease = held(queue)
+        assert (lease.task.id, lease.task.attempts) == (first.id, attempt)
+        waiting = lease.fail(f"no disk {attempt}", retry=True)
+        assert (waiting.state, waiting.reason) == ("queued", f"no disk {attempt}")
+    failed = held(queue).fail("no disk 3", retry=True)
+    assert (failed.state, failed.reason) == ("failed", "given up after 3 attempts: no disk 3")
+    assert [letter.reason for letter in queue.dead()] == [failed.reason]
+    assert held(queue).task.id == second.id
+
+
+def test_the_reason_of_a_failure_before_a_death_is_not_lost(client: redis.Redis) -> None:
+    queue = TaskQueue(client, max_attempts=2)
+    task = queue.submit(a_task("a")).task
+    held(queue).fail("no disk", retry=True)
+    held(queue)
+    let_lapse(client, queue)
+    assert queue.claim("other") is None
+    assert (queue.get(task.id).reason or "").endswith("; before that: no disk")
+
+
+def test_a_failure_that_is_no_use_to_retry_is_final(queue: TaskQueue) -> None:
+    queue.submit(a_task("a"))
+    failed = held(queue).fail("not an image: \udcff" + "x" * 9000, retry=False)
+    assert (failed.state, failed.attempts) == ("failed", 1)
+    assert failed.reason
+    assert failed.reason.startswith("not an image: ?x")
+    assert len(failed.reason) == 4000
+    assert len(queue.dead()) == 1
+
+
+def test_a_task_handed_back_is_at_the_head_and_no_attempt_is_counted(queue: TaskQueue) -> None:
+    first, second = (queue.submit(a_task(name)).task for name in "ab")
+    for _ in range(5):
+        lease = held(queue)
+        assert (lease.task.id, lease.task.attempts) == (first.id, 1)
+        lease.progress(TaskProgress(phase="heads"))
+        back = lease.hand_back()
+        assert (back.state, back.attempts, back.progress) == ("queued", 0, None)
+    held(queue, "other").publish(1)
+    assert held(queue).task.id == second.id
+
+
+def test_a_task_handed_back_can_be_cancelled(queue: TaskQueue) -> None:
+    task = queue.submit(a_task("a")).task
+    held(queue).hand_back()
+    assert queue.cancel(task.id).state == "cancelled"
+    assert queue.claim("worker") is None
+
+
+@pytest.mark.parametrize("end", [Lease.hand_back, lambda lease: lease.fail("no", retry=True)])
+def test_a_task_that_somebody_cancelled_does_not_go_back(queue: TaskQueue, end: Callable[[Lease], object]) -> None:
+    task = queue.submit(a_task("a")).task
+    lease = held(queue)
+    queue.cancel(task.id)
+    end(lease)
+    assert queue.get(task.id).state == "cancelled"
+
+
+def test_a_cancelled_task_whose_worker_died_is_not_learned_again(queue: TaskQueue, client: redis.Redis) -> None:
+    task = queue.submit(a_task("a")).task
+    held(queue)
+    queue.cancel(task.id)
+    let_lapse(client, queue)
+    assert queue.claim("other") is None
+    assert queue.get(task.id).state == "cancelled"
+
+
+@pytest.mark.parametrize("name", ["", "-"])
+def test_a_worker_needs_a_name(queue: TaskQueue, name: str) -> None:
+    with pytest.raises(ValueError, match="not a name"):
+        queue.claim(name)

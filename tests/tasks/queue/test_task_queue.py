@@ -1,0 +1,263 @@
+"""The queue for those who submit and watch: accepted once, in order, bounded, and never silently forgotten."""
+
+import threading
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+import redis
+
+from models.errors import IdempotencyConflict, QueueFull, QueueUnavailable, UnknownTask
+from tasks.queue.connection import connect
+from tasks.queue.queue import TaskQueue
+from tasks.queue.task import STATES, TaskProgress, TaskState
+from tests.support.redis_servers import FLAVOURS_AND_PROTOCOLS, a_task, answers_get_lost, end, held, queue_on
+
+T = TypeVar("T")
+
+
+address, client, queue = queue_on(FLAVOURS_AND_PROTOCOLS)
+
+
+def at_once(calls: list[Callable[[], T]]) -> list[T | Exception]:
+    """What the calls return or raise, made at the same moment by a thread each."""
+    results: list[T | Exception] = []
+    barrier = threading.Barrier(len(calls))
+
+    def run(call: Callable[[], T]) -> None:
+        barrier.wait()
+        try:
+            results.append(call())
+        except Exception as error:
+            results.append(error)
+
+    threads = [threading.Thread(target=run, args=(call,)) for call in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results
+
+
+# Submitting
+
+
+def test_a_submitted_task_is_queued_as_it_was_given(queue: TaskQueue) -> None:
+    task = a_task("a", duplicates=3, submitted_by="Zoë", classes={"čtyři": ["0" * 64]})
+    submitted = queue.submit(task)
+    assert submitted.fresh
+    assert submitted.task.model_copy(update={"updated": task.updated}) == task
+    assert queue.get(task.id) == submitted.task
+
+
+def test_the_same_batch_is_the_same_task_while_it_waits_is_learned_and_after(queue: TaskQueue) -> None:
+    task = queue.submit(a_task("a")).task
+    assert not queue.submit(a_task("a")).fresh
+    lease = held(queue)
+    assert queue.submit(a_task("a")).task.state == "learning"
+    lease.publish(7)
+    again = queue.submit(a_task("a"))
+    assert (again.fresh, again.task.id, again.task.version) == (False, task.id, 7)
+    assert queue.claim("worker") is None
+
+
+@pytest.mark.parametrize("state", ["failed", "rejected", "cancelled"])
+def test_a_batch_that_was_not_learned_is_queued_anew(queue: TaskQueue, state: TaskState) -> None:
+    end(queue, state)
+    again = queue.submit(a_task("a", submitted_by="bob"))
+    assert again.fresh
+    assert again.task.state == "queued"
+    assert (again.task.attempts, again.task.reason, again.task.submitted_by) == (0, None, "bob")
+    assert queue.dead() == []
+    assert held(queue).task.attempts == 1
+
+
+@pytest.mark.parametrize("state", ["published", "failed", "rejected", "cancelled"])
+def test_the_same_key_and_batch_is_the_first_task_whatever_became_of_it(queue: TaskQueue, state: TaskState) -> None:
+    queue.submit(a_task("a"), "key")
+    ended = end(queue, state)
+    again = queue.submit(a_task("a"), "key")
+    assert (again.task, again.fresh) == (ended, False)
+
+
+def test_the_same_key_with_another_batch_is_refused(queue: TaskQueue) -> None:
+    first = queue.submit(a_task("a"), "key").task
+    with pytest.raises(IdempotencyConflict, match=f"{first.id}: use a new key"):
+        queue.submit(a_task("b"), "key")
+    assert queue.counts()["queued"] == 1
+
+
+def test_a_key_sent_with_a_batch_that_is_there_already_is_used_up_too(queue: TaskQueue) -> None:
+    queue.submit(a_task("a"))
+    assert not queue.submit(a_task("a"), "key").fresh
+    with pytest.raises(IdempotencyConflict):
+        queue.submit(a_task("b"), "key")
+
+
+def test_a_key_belongs_to_who_submits(queue: TaskQueue) -> None:
+    queue.submit(a_task("a", submitted_by="ann"), "1")
+    assert queue.submit(a_task("b", submitted_by="bob"), "1").fresh
+
+
+def test_a_key_is_stored_hashed_and_expires(queue: TaskQueue, client: redis.Redis) -> None:
+    queue.submit(a_task("a"), "secret")
+    [key] = client.keys("openworld:idempotency:*")
+    assert "secret" not in key
+    assert 6.9 * 86400 < client.ttl(key) <= 7 * 86400
+
+
+def test_sixteen_at_once_with_one_key_submit_one_task(queue: TaskQueue, client: redis.Redis) -> None:
+    results = at_once([lambda: queue.submit(a_task("a"), "key")] * 16)
+    assert sorted(result.fresh for result in results if not isinstance(result, Exception)) == [False] * 15 + [True]
+    assert client.xlen("openworld:tasks") == 1
+
+
+def test_sixteen_batches_at_once_with_one_key_get_one_in(queue: TaskQueue) -> None:
+    results = at_once([lambda n=n: queue.submit(a_task(n), "key") for n in range(16)])
+    assert sum(isinstance(result, IdempotencyConflict) for result in results) == 15
+    assert queue.counts()["queued"] == 1
+
+
+def test_sixteen_tasks_at_once_are_all_accepted(queue: TaskQueue) -> None:
+    results = at_once([lambda n=n: queue.submit(a_task(n)) for n in range(16)])
+    assert all(not isinstance(result, Exception) and result.fresh for result in results)
+    assert queue.counts()["queued"] == 16
+
+
+def test_a_submission_whose_answer_was_lost_is_still_the_fresh_one(queue: TaskQueue) -> None:
+    answers_get_lost(queue, "submit")
+    assert queue.submit(a_task("a")).fresh
+    assert queue.submit(a_task("b"), "key").fresh
+    assert queue.counts()["queued"] == 2
+
+
+def test_a_full_queue_refuses_but_still_knows_what_it_has(client: redis.Redis) -> None:
+    queue = TaskQueue(client, max_waiting=2)
+    failed = end(queue, "failed", "f")
+    for name in "abc":  # The one that is being learned does not wait.
+        queue.submit(a_task(name))
+        if name == "a":
+            lease = held(queue)
+    for refused in (lambda: queue.submit(a_task("d")), lambda: queue.retry(failed.id)):
+        with pytest.raises(QueueFull, match="2 tasks are waiting already"):
+            refused()
+    assert not queue.submit(a_task("b")).fresh
+    lease.publish(1)
+    held(queue)
+    assert queue.submit(a_task("d")).fresh
+
+
+# Watching
+
+
+def test_tasks_are_listed_newest_first_in_pages_and_by_state(queue: TaskQueue) -> None:
+    ids = [queue.submit(a_task(name)).task.id for name in "abcde"]
+    held(queue)
+    assert [task.id for task in queue.list_tasks(limit=2)] == ids[:2:-1]
+    assert [task.id for task in queue.list_tasks(limit=2, before=ids[3])] == [ids[2], ids[1]]
+    assert [task.id for task in queue.list_tasks(before=ids[0])] == []
+    assert [task.id for task in queue.list_tasks(states=["learning"])] == ids[:1]
+    assert [task.id for task in queue.list_tasks(limit=1, states=["learning", "queued"])] == ids[4:]
+    with pytest.raises(UnknownTask):
+        queue.list_tasks(before="nothing")
+
+
+def test_a_list_counts_images_and_a_task_names_them(queue: TaskQueue) -> None:
+    task = queue.submit(a_task("a")).task
+    [summary] = queue.list_tasks()
+    assert summary.counts == task.counts == {"class a": 2}
+    assert summary.model_dump(exclude={"counts"}) == task.model_dump(exclude={"classes"})
+
+
+def test_tasks_are_counted_by_state(queue: TaskQueue) -> None:
+    assert queue.counts() == dict.fromkeys(STATES, 0)
+    for state in ("published", "rejected", "failed", "cancelled"):
+        end(queue, state, state)
+    queue.submit(a_task("a"))
+    queue.submit(a_task("b"))
+    held(queue).progress(TaskProgress(phase="gate"), "evaluating")
+    assert queue.counts() == dict.fromkeys(STATES, 1) | {"learning": 0}
+
+
+def test_the_oldest_age_is_that_of_the_first_unfinished_task(queue: TaskQueue) -> None:
+    assert queue.oldest_age() is None
+    end(queue, "failed", "x")
+    assert queue.oldest_age() is None
+    queue.submit(a_task("a"))
+    age = queue.oldest_age()
+    assert age is not None
+    assert 0 <= age < 5
+
+
+def test_the_clock_dates_the_records(client: redis.Redis) -> None:
+    now = datetime(2030, 1, 1, tzinfo=UTC)
+    queue = TaskQueue(client, clock=lambda: now)
+    task = queue.submit(a_task("a")).task
+    assert task.updated == now
+    now += timedelta(hours=1)
+    assert held(queue).task.updated == now
+    assert queue.get(task.id).created == task.created
+
+
+def test_only_the_last_that_ended_are_kept(client: redis.Redis) -> None:
+    queue = TaskQueue(client, history=3)
+    waiting = queue.submit(a_task("waiting")).task
+    retried = end(queue, "cancelled", "retried")
+    ended = [end(queue, "cancelled", n) for n in range(2)]
+    queue.retry(retried.id)
+    ended += [end(queue, "cancelled", n) for n in range(2, 5)]
+    kept = [task.id for task in queue.list_tasks()]
+    assert sorted(kept) == sorted([waiting.id, retried.id, *(task.id for task in ended[-3:])])
+    assert len(client.keys("openworld:task:*")) == 5
+    with pytest.raises(UnknownTask, match="the last 3 are kept"):
+        queue.get(ended[0].id)
+
+
+def test_the_dead_letters_are_bounded_too(client: redis.Redis) -> None:
+    queue = TaskQueue(client, history=2)
+    for n in range(4):
+        end(queue, "failed", n)
+    assert [letter.task_id for letter in queue.dead()] == [a_task(3).id, a_task(2).id]
+
+
+@pytest.mark.parametrize("task_id", ["nothing", "", "*", "a b", "\udcff"])
+def test_a_task_that_is_not_there_is_unknown(queue: TaskQueue, task_id: str) -> None:
+    for call in (queue.get, queue.cancel, queue.retry):
+        with pytest.raises(UnknownTask, match="check the id"):
+            call(task_id)
+
+
+# Without Redis
+
+
+def test_a_server_that_is_gone_is_an_unavailable_queue(tmp_path: Path) -> None:
+    queue = TaskQueue(connect(f"unix://{tmp_path}/nothing.sock"))
+    with pytest.raises(QueueUnavailable, match="check that Redis runs"):
+        queue.get("a")
+    for call in (queue.counts, queue.dead, lambda: queue.claim("worker"), lambda: queue.submit(a_task("a"))):
+        with pytest.raises(QueueUnavailable):
+            call()
+
+
+def test_a_server_with_no_memory_left_refuses_a_task_as_a_whole(queue: TaskQueue, client: redis.Redis) -> None:
+    queue.submit(a_task("a"))
+    client.config_set("maxmemory", 1)
+    try:
+        with pytest.raises(QueueUnavailable, match=r"memory .*then try again"):
+            queue.submit(a_task("b"), "key")
+    finally:
+        client.config_set("maxmemory", 0)
+    assert [task.id for task in queue.list_tasks()] == [a_task("a").id]
+    assert queue.submit(a_task("b"), "key").fresh
+
+
+def test_an_address_that_is_none_is_refused() -> None:
+    with pytest.raises(QueueUnavailable, match="OPENWORLD_REDIS_URL"):
+        connect("localhost:6379")
+
+
+def test_a_client_that_does_not_decode_is_refused() -> None:
+    with pytest.raises(ValueError, match="connect"):
+        TaskQueue(redis.Redis())

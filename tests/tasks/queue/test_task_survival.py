@@ -1,0 +1,332 @@
+"""The promise: whatever is killed, and whatever is done in whatever order, no task is lost and none has two workers."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+
+from models.errors import LeaseLost, QueueUnavailable, WrongState
+from openworld.up.embedded_redis import RedisServer
+from tasks.queue.connection import connect
+from tasks.queue.lease import Lease
+from tasks.queue.queue import TaskQueue
+from tasks.queue.queue_scripts import NOBODY
+from tasks.queue.task import ENDED, Task, TaskProgress, TaskState
+from tests.support.paths import ROOT
+from tests.support.redis_servers import FLAVOURS, a_task, client_of, held, let_lapse
+
+EXAMPLES = 10  # thousands were tried when this was written
+
+WORKER = """
+import sys, time
+from tasks.queue.queue import TaskQueue
+from tasks.queue.connection import connect
+
+lease = TaskQueue(connect(sys.argv[1]), lease_seconds=0.6).claim("victim", block_seconds=5)
+print(lease.task.id, flush=True)
+while True:
+    lease.renew()
+    time.sleep(0.05)
+"""
+
+
+@pytest.fixture(params=FLAVOURS)
+def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RedisServer]:
+    with RedisServer(tmp_path / "redis", request.param) as server:
+        yield server
+
+
+@pytest.fixture
+def client(server: RedisServer) -> Iterator[redis.Redis]:
+    with client_of(server.url) as client:
+        yield client
+
+
+def kill_and_restart(server: RedisServer) -> None:
+    assert server.pid
+    os.kill(server.pid, signal.SIGKILL)
+    while server.alive:
+        pass
+    server.start()
+
+
+def everything(client: redis.Redis) -> dict[str, Any]:
+    """All that Redis holds, but for how long ago a lease was renewed."""
+    found: dict[str, Any] = {}
+    for key in client.scan_iter():
+        kind = client.type(key)
+        if kind == "hash":
+            found[key] = client.hgetall(key)
+        elif kind == "zset":
+            found[key] = client.zrange(key, 0, -1, withscores=True)
+        elif kind == "stream":
+            found[key] = client.xrange(key)
+        else:
+            found[key] = client.get(key)
+    rows = client.xpending_range("openworld:tasks", "trainers", "-", "+", 10)
+    found["held"] = [(row["message_id"], row["consumer"], row["times_delivered"]) for row in rows]
+    return found
+
+
+def test_nothing_is_lost_when_the_server_is_killed_after_any_call(server: RedisServer, client: redis.Redis) -> None:
+    queue = TaskQueue(client)
+
+    def after(result: Any) -> Any:
+        before = everything(client)
+        kill_and_restart(server)
+        assert everything(client) == before
+        return result
+
+    a, b, c = (after(queue.submit(a_task(name), f"key {name}")).task for name in "abc")
+    lease = after(held(queue))
+    after(lease.renew())
+    after(lease.progress(TaskProgress(phase="heads", losses=(1.0,))))
+    after(lease.hand_back())
+    after(held(queue).fail("no disk", retry=True))
+    zombie = after(held(queue))
+    let_lapse(client, queue)
+    lease = after(held(queue, "other"))
+    with pytest.raises(LeaseLost):
+        zombie.renew()
+    after(lease.publish(1, {"accuracy": 1.0}))
+    lease = held(queue)
+    after(queue.cancel(b.id))
+    after(lease.cancel())
+    after(held(queue).fail("bad luck", retry=False))
+    after(queue.retry(c.id))
+    after(queue.cancel(c.id))
+    assert not after(queue.submit(a_task("a"), "key a")).fresh
+    assert [queue.get(task.id).state for task in (a, b, c)] == ["published", "cancelled", "cancelled"]
+
+
+def test_what_was_accepted_while_the_server_was_being_killed_is_there_once(
+    server: RedisServer, client: redis.Redis
+) -> None:
+    queue = TaskQueue(client, max_waiting=100_000)
+    accepted: list[str] = []
+    names, stop = count(), threading.Event()
+
+    def submit() -> None:
+        while not stop.is_set():
+            task = a_task(next(names))
+            try:
+                accepted.append(queue.submit(task).task.id)
+            except QueueUnavailable:
+                continue
+
+    threads = [threading.Thread(target=submit) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for _ in range(3):
+        stop.wait(random.uniform(0.05, 0.15))
+        kill_and_restart(server)
+    stop.set()
+    for thread in threads:
+        thread.join()
+    entries = [fields["task"] for _, fields in client.xrange("openworld:tasks")]
+    assert len(entries) == len(set(entries))
+    assert set(accepted) <= set(entries)
+    assert len(accepted) > 10
+
+
+@pytest.mark.parametrize("server", FLAVOURS[:1], indirect=True)
+def test_a_killed_worker_loses_no_task(server: RedisServer, client: redis.Redis) -> None:
+    queue = TaskQueue(client, lease_seconds=0.6)
+    queue.submit(a_task("a"))
+    command = [sys.executable, "-c", WORKER, server.url]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as worker:
+        assert worker.stdout
+        task_id = worker.stdout.readline().strip()
+        assert queue.claim("other", block_seconds=0.8) is None  # it renews
+        worker.kill()
+    lease = queue.claim("other", block_seconds=5)
+    assert lease
+    assert (lease.task.id, lease.task.attempts) == (task_id, 2)
+    lease.publish(1)
+
+
+class QueueMachine(RuleBasedStateMachine):
+    """The queue beside a model of it: which task is in what state, who is next, and who holds it."""
+
+    prefixes = count()
+
+    def __init__(self, server: RedisServer) -> None:
+        super().__init__()
+        self.server = server
+        self.client = connect(server.url)
+        self.queue = TaskQueue(self.client, prefix=f"machine {next(self.prefixes)}", lease_seconds=3600)
+        self.states: dict[str, TaskState] = {}
+        self.attempts: dict[str, int] = {}
+        self.line: list[str] = []  # unfinished tasks, in order
+        self.flagged: set[str] = set()
+        self.leases: list[Lease] = []
+        self.holder: Lease | None = None
+        self.lapsed = False
+        self.endings: dict[Lease, str] = {}
+
+    def teardown(self) -> None:
+        self.client.close()
+
+    def end(self, task_id: str, state: TaskState) -> None:
+        self.states[task_id] = state
+        self.line.remove(task_id)
+        self.flagged.discard(task_id)
+
+    @rule(name=st.integers(0, 3))
+    def submit(self, name: int) -> None:
+        task = a_task(name)
+        fresh = self.states.get(task.id, "failed") in ENDED - {"published"}
+        assert self.queue.submit(task).fresh == fresh
+        self.flagged.discard(task.id)
+        if fresh:
+            self.wait_anew(task.id)
+
+    def wait_anew(self, task_id: str) -> None:
+        self.states[task_id], self.attempts[task_id] = "queued", 0
+        self.line.append(task_id)
+
+    @rule(worker=st.sampled_from(["one", "two"]))
+    def claim(self, worker: str) -> None:
+        lease = self.queue.claim(worker)
+        if self.holder and not self.lapsed:
+            assert lease is None
+            return
+        self.holder, self.lapsed = None, False
+        while self.line:
+            first = self.line[0]
+            if first in self.flagged:
+                self.end(first, "cancelled")
+            elif self.attempts[first] >= self.queue.max_attempts:
+                self.end(first, "failed")
+            else:
+                break
+        assert (lease.task.id if lease else None) == (self.line[0] if self.line else None)
+        if lease:
+            self.states[lease.task.id] = "learning"
+            self.attempts[lease.task.id] += 1
+            self.holder = lease
+            self.leases.append(lease)
+
+    @precondition(lambda self: self.holder is not None)
+    @rule()
+    def lapse(self) -> None:
+        let_lapse(self.client, self.queue)
+        self.lapsed = True
+
+    @precondition(lambda self: self.leases)
+    @rule(data=st.data(), renew=st.sampled_from([Lease.renew, lambda lease: lease.cancelled]))
+    def renew(self, data: st.DataObject, renew: Callable[[Lease], bool]) -> None:
+        lease = data.draw(st.sampled_from(self.leases[-3:]))
+        if lease is not self.holder:
+            with pytest.raises(LeaseLost):
+                renew(lease)
+        else:
+            assert renew(lease) == (lease.task.id in self.flagged)
+            self.lapsed = False
+
+    @precondition(lambda self: self.leases)
+    @rule(data=st.data(), how=st.sampled_from(["publish", "reject", "fail", "try again", "hand back"]))
+    def end_lease(self, data: st.DataObject, how: str) -> None:
+        calls: dict[str, Callable[[Lease], Task]] = {
+            "publish": lambda lease: lease.publish(1),
+            "reject": lambda lease: lease.reject("no"),
+            "fail": lambda lease: lease.fail("no", retry=False),
+            "try again": lambda lease: lease.fail("no", retry=True),
+            "hand back": Lease.hand_back,
+        }
+        lease = data.draw(st.sampled_from(self.leases[-3:]))
+        if lease is not self.holder:
+            try:
+                calls[how](lease)
+            except LeaseLost:
+                return
+            assert self.endings[lease] == how  # said twice; the invariants hold that it was done once
+            return
+        task_id = lease.task.id
+        calls[how](lease)
+        self.holder, self.lapsed, self.endings[lease] = None, False, how
+        ends: dict[str, TaskState] = {"publish": "published", "reject": "rejected", "fail": "failed"}
+        if how in ends:
+            self.end(task_id, ends[how])
+        elif task_id in self.flagged:
+            self.end(task_id, "cancelled")
+        elif how == "try again" and self.attempts[task_id] >= self.queue.max_attempts:
+            self.end(task_id, "failed")
+        else:
+            self.states[task_id] = "queued"
+            self.attempts[task_id] -= how == "hand back"
+
+    @precondition(lambda self: self.states)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        task_id = data.draw(st.sampled_from(sorted(self.states)))
+        state = self.states[task_id]
+        if state in ENDED - {"cancelled"}:
+            with pytest.raises(WrongState):
+                self.queue.cancel(task_id)
+            return
+        self.queue.cancel(task_id)
+        if state == "queued":
+            self.end(task_id, "cancelled")
+        elif state == "learning":
+            self.flagged.add(task_id)
+
+    @precondition(lambda self: self.states)
+    @rule(data=st.data())
+    def retry(self, data: st.DataObject) -> None:
+        task_id = data.draw(st.sampled_from(sorted(self.states)))
+        if self.states[task_id] == "published":
+            with pytest.raises(WrongState):
+                self.queue.retry(task_id)
+            return
+        self.queue.retry(task_id)
+        self.flagged.discard(task_id)
+        if self.states[task_id] in ENDED:
+            self.wait_anew(task_id)
+
+    @precondition(lambda self: self.states)
+    @rule()
+    def kill(self) -> None:
+        kill_and_restart(self.server)
+
+    @invariant()
+    def every_task_is_where_the_model_says(self) -> None:
+        kept = {task.id: task for task in self.queue.list_tasks()}
+        assert {task_id: task.state for task_id, task in kept.items()} == self.states
+        assert {task_id for task_id, task in kept.items() if task.cancel_requested} == self.flagged
+        assert {task_id: task.attempts for task_id, task in kept.items()} == self.attempts
+        entries = self.client.xrange(f"{self.queue.prefix}:tasks")
+        assert [fields["task"] for _, fields in entries] == self.line
+        assert len(self.queue.dead()) == sum(state == "failed" for state in self.states.values())
+
+    @invariant()
+    def one_worker_at_most_holds_a_task(self) -> None:
+        if not self.states:
+            return
+        rows = self.client.xpending_range(f"{self.queue.prefix}:tasks", "trainers", "-", "+", 10)
+        workers = [row["consumer"] for row in rows if row["consumer"] != NOBODY]
+        assert workers == ([self.holder.consumer] if self.holder else [])
+
+
+def test_no_task_is_ever_lost_or_has_two_workers(server: RedisServer) -> None:
+    with closing(connect(server.url)) as client:
+        client.ping()
+    run_state_machine_as_test(
+        lambda: QueueMachine(server),
+        settings=settings(
+            max_examples=EXAMPLES, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+        ),
+    )

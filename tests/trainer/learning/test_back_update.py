@@ -1,0 +1,230 @@
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import trainer.learning.back_update
+import trainer.learning.learner
+from models.inference.gaussians import Gaussians
+from models.inference.model import Head, TaskModel
+from models.inference.rules import log_softmax
+from models.network.adapted_blocks import tensors_of
+from tests.support.tiny_model import TinyImages, class_tasks, learn_tasks, quiet, tiny_learner, tiny_settings
+from trainer.learning.back_update import back_update
+from trainer.learning.checkpoint import Checkpoint
+from trainer.learning.settings import LearnerSettings
+
+Array = NDArray[np.float32]
+SETTINGS = tiny_settings(back_epochs=10, back_learning_rate=0.01, back_batch=16, momentum=0.9)
+
+
+def around(centre: list[float], count: int, seed: int) -> Array:
+    return (np.array(centre) + 0.3 * np.random.default_rng(seed).normal(size=(count, 3))).astype(np.float32)
+
+
+@pytest.fixture
+def head() -> Head:
+    """Two classes along the first axis; it has never heard of `ood`."""
+    return Head(np.array([[2, 0, 0], [-2, 0, 0], [0, 0, 0]], np.float32), np.array([0, 0, -5], np.float32))
+
+
+OWN = np.concatenate([around([2, 0, 0], 15, 0), around([-2, 0, 0], 15, 1)])
+LABELS = np.repeat([0, 1], 15).astype(np.int64)
+OTHERS = around([1, 3, 0], 40, 2)  # they look like the first class, but for the second axis
+GAUSSIANS = Gaussians.fit(OWN, LABELS, 2)
+
+
+def update(
+    head: Head, own: Array = OWN, others: Array = OTHERS, seed: int = 0, settings: LearnerSettings = SETTINGS
+) -> Head:
+    return back_update(head, GAUSSIANS, own, LABELS[: len(own)], others, settings, np.random.default_rng(seed))
+
+
+def draws(count: int, seed: int) -> tuple[Array, NDArray[np.int64]]:
+    """Samples of the head's own classes that no memory keeps."""
+    labels = np.repeat([0, 1], count).astype(np.int64)
+    return GAUSSIANS.sample(labels, np.random.default_rng(seed)).astype(np.float32), labels
+
+
+def test_an_earlier_head_learns_to_call_the_new_task_ood(head: Head) -> None:
+    unseen = around([1, 3, 0], 100, 3)
+    assert (head.logits(unseen).argmax(axis=1) == 2).mean() == 0
+    after = update(head)
+    assert (after.logits(unseen).argmax(axis=1) == 2).mean() > 0.95
+    assert (after.logits(OWN).argmax(axis=1) == LABELS).mean() > 0.95
+
+
+def test_own_images_stay_themselves_when_others_outnumber_them_twenty_to_one(head: Head) -> None:
+    own = np.concatenate([OWN[:3], OWN[15:18]])
+    labels = np.repeat([0, 1], 3).astype(np.int64)
+    others = around([1, 3, 0], 120, 4)
+    after = back_update(head, GAUSSIANS, own, labels, others, SETTINGS, np.random.default_rng(0))
+    assert (after.logits(OWN).argmax(axis=1) == LABELS).mean() > 0.95
+
+
+def test_a_head_trained_on_draws_alone_knows_its_classes(head: Head) -> None:
+    own, labels = draws(15, 0)
+    after = back_update(head, GAUSSIANS, own, labels, OTHERS, SETTINGS, np.random.default_rng(0))
+    fresh, truth = draws(200, 1)
+    assert (after.logits(fresh).argmax(axis=1) == truth).mean() > 0.95
+    assert (after.logits(OTHERS).argmax(axis=1) == 2).mean() > 0.95
+
+
+def test_draws_keep_a_head_from_doubting_its_classes_when_the_memory_has_hardly_an_image_left(head: Head) -> None:
+    """One image a class, far from the others on the side that its class is not: alone it moves the border too far."""
+    own = np.array([[2, -2, 0], [-2, -2, 0]], np.float32)
+    others = np.concatenate([around([2, 1.2, 0], 20, 5), around([-2, 1.2, 0], 20, 6)])
+    alone = Gaussians(own.astype(np.float64), np.ones(2, np.int64), np.eye(3), np.full(3, 1e-9), np.full(2, 0.5))
+    fresh, truth = draws(200, 1)
+    settings, sure = tiny_settings(back_epochs=40, back_batch=16), []
+    for gaussians in (GAUSSIANS, alone):
+        after = back_update(head, gaussians, own, np.arange(2), others, settings, np.random.default_rng(0))
+        sure.append(np.exp(log_softmax(after.logits(fresh)))[np.arange(len(truth)), truth].mean())
+        assert (after.logits(others).argmax(axis=1) == 2).mean() > 0.95
+    assert sure[0] > sure[1] + 0.02
+
+
+@pytest.mark.parametrize("count", range(1, 18))
+def test_no_draw_is_taken_for_one_of_the_others_whatever_the_last_batch_holds(head: Head, count: int) -> None:
+    """A batch of 16 is 8 and 8; of so many others the last one holds 1 to 8. Draws far away would show."""
+    own, labels = np.concatenate([OWN[:1], OWN[15:16]]), np.arange(2)
+    seen: list[tuple[Array, list[int]]] = []
+
+    def sample(self: Gaussians, classes: NDArray[np.integer], rng: np.random.Generator) -> NDArray[np.float64]:
+        return np.tile([0.0, 0.0, 77.0], (len(classes), 1))
+
+    def recording(logits: Any, target: Any) -> Any:
+        seen.append((inputs[-1], target.tolist()))
+        return cross_entropy(logits, target)
+
+    def linear(batch: Any, *rest: Any) -> Any:
+        inputs.append(batch.numpy().copy())
+        return plain_linear(batch, *rest)
+
+    inputs: list[Array] = []
+    functional = trainer.learning.back_update.F
+    cross_entropy, plain_linear = functional.cross_entropy, functional.linear
+    settings = tiny_settings(back_epochs=1, back_batch=16, back_learning_rate=1e-6)
+    with (
+        patch.object(Gaussians, "sample", sample),
+        patch.object(functional, "cross_entropy", recording),
+        patch.object(functional, "linear", linear),
+    ):
+        back_update(head, GAUSSIANS, own, labels, around([1, 3, 0], count, 6), settings, np.random.default_rng(0))
+    assert sum(len(target) for _, target in seen) == 2 * max(count, 2)
+    for batch, target in seen:
+        drawn = batch[:, 2] == 77
+        mine = np.array(target) != 2
+        assert mine.sum() * 2 == len(target)
+        assert drawn.sum() == mine.sum() // 2
+        assert not (drawn & ~mine).any()
+
+
+NOBODY = np.zeros((0, 3), np.float32)
+
+
+def test_a_head_with_no_image_of_its_own_stays_as_it_is(head: Head) -> None:
+    assert update(head, own=NOBODY) is head
+
+
+def test_a_head_with_nothing_to_be_told_apart_from_learns_its_own_classes(head: Head) -> None:
+    """The only task, extended: a class that has moved is found where it is now."""
+    own = np.concatenate([around([2, 0, 0], 15, 0), around([1, 2, 0], 15, 1)])
+    gaussians = Gaussians.fit(own, LABELS, 2)
+    after = back_update(head, gaussians, own, LABELS, NOBODY, SETTINGS, np.random.default_rng(0))
+    assert (head.logits(own).argmax(axis=1) == LABELS).mean() <= 0.5
+    assert (after.logits(own).argmax(axis=1) == LABELS).mean() > 0.95
+
+
+def test_the_same_randomness_gives_the_same_head(head: Head) -> None:
+    one, same, other = update(head), update(head), update(head, seed=1)
+    assert np.array_equal(one.weight, same.weight)
+    assert np.array_equal(one.bias, same.bias)
+    assert not np.array_equal(one.weight, other.weight)
+
+
+def test_the_head_that_came_in_is_not_changed(head: Head) -> None:
+    weight, bias = head.weight.copy(), head.bias.copy()
+    after = update(head)
+    assert np.array_equal(head.weight, weight)
+    assert np.array_equal(head.bias, bias)
+    assert after.weight.shape == weight.shape
+    assert not np.array_equal(after.weight, weight)
+
+
+def test_a_single_step_is_a_quarter_memory_a_quarter_draws_and_half_others(head: Head) -> None:
+    """One epoch of one batch, no momentum: the gradient of Eq. backward worked out in numpy."""
+    settings = tiny_settings(back_epochs=1, back_learning_rate=0.1, back_batch=8, momentum=0.0)
+    own, others = np.repeat(OWN[:1], 4, axis=0), OTHERS[:4]  # alike, so that it does not matter which are replaced
+    with patch.object(Gaussians, "sample", lambda self, classes, rng: self.means[classes]):
+        after = update(head, own, others, settings=settings)
+    drawn = np.repeat(GAUSSIANS.means[:1].astype(np.float32), 2, axis=0)
+    x = np.concatenate([drawn, own[:2], others]).astype(np.float64)
+    logits = head.logits(x)
+    p = np.exp(logits - logits.max(1, keepdims=True))
+    p /= p.sum(1, keepdims=True)
+    error = (p - np.eye(3)[[0, 0, 0, 0, 2, 2, 2, 2]]) / 8
+    np.testing.assert_allclose(after.weight, head.weight - 0.1 * error.T @ x, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(after.bias, head.bias - 0.1 * error.sum(0), rtol=1e-5, atol=1e-6)
+
+
+def nearest(rows: Array, among: Array) -> float:
+    """How far the row that is farthest from all of `among` is from the nearest of them."""
+    return float(np.abs(rows[:, None] - among[None]).max(axis=2).min(axis=1).max(initial=0.0))
+
+
+def test_every_earlier_head_is_updated_on_its_own_tasks_features() -> None:
+    """The research code takes the first task's features for every head."""
+    learner = tiny_learner(memory=9)
+    parent = learn_tasks(learner, class_tasks([2, 1]))[-1]
+    calls: list[tuple[Head, Gaussians, Array, NDArray[np.int64], Array]] = []
+
+    def recording(
+        head: Head, gaussians: Gaussians, own: Array, labels: NDArray[np.int64], others: Array, *rest: Any
+    ) -> Head:
+        calls.append((head, gaussians, own, labels, others))
+        return back_update(head, gaussians, own, labels, others, *rest)
+
+    new = TinyImages().batch(["new"], count=30)
+    with patch.object(trainer.learning.learner, "back_update", recording):
+        child = learner.learn(parent.model, parent.samples, new, Checkpoint(None), quiet())
+    held_out = {sample.key for sample in child.samples.held_out}
+    memory = parent.samples.memory
+    trained_on = [key for key in new["new"] if key not in held_out]
+    assert len(calls) == 2
+    for task, (head, gaussians, own, labels, others) in zip(parent.model.tasks, calls, strict=True):
+        assert head is task.head
+        assert gaussians is task.gaussians
+
+        def z(keys: list[str], task: TaskModel = task) -> Array:
+            return learner.tokens.features(keys, tensors_of(task))
+
+        mine = [key for name in task.classes for key in memory[name]]
+        rest = [key for name, keys in memory.items() if name not in task.classes for key in keys]
+        np.testing.assert_allclose(own, z(mine), atol=1e-5)
+        assert labels.tolist() == [c for c, name in enumerate(task.classes) for _ in memory[name]]
+        # The rest of the memory, and as many of the new task's training images as the memory has: |M| = 9.
+        assert len(others) == len(rest) + 9
+        assert nearest(z(rest), others) < 1e-5
+        assert nearest(others, z(rest + trained_on)) < 1e-5
+
+
+@pytest.mark.parametrize("memory", [4, 500])
+def test_a_class_extended_by_very_many_images_does_not_swallow_its_sibling(memory: int) -> None:
+    """Two images of each class in the memory, then sixty of one of them, whether or not the memory is full."""
+    right: list[list[float]] = []
+    for seed in range(3):
+        chosen = {"epochs": 8, "learning_rate": 0.1, "sparsity": 0.1, "back_epochs": 10, "seed": seed}
+        learner, source = tiny_learner(memory=memory, noise=120.0, **chosen), TinyImages(120.0)
+        parent = learn_tasks(learner, class_tasks([2], images=3))[0]
+        assert {name: len(keys) for name, keys in parent.samples.memory.items()} == {"class 0": 2, "class 1": 2}
+        more = source.batch(["class 0"], count=60, start=100)
+        child = learner.learn(parent.model, parent.samples, more, Checkpoint(None), quiet())
+        sibling = source.batch(["class 1"], count=40, start=500)["class 1"]
+        z = learner.tokens.features(sibling, tensors_of(child.model.tasks[0]))
+        heads = [model.tasks[0].head for model in (parent.model, child.model)]
+        right.append([float((head.logits(z)[:, :2].argmax(axis=1) == 1).mean()) for head in heads])
+    before, after = np.mean(right, axis=0)
+    assert after >= before - 0.1

@@ -1,0 +1,168 @@
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from models.inference.evidence import Evidence, Features, gather
+from models.inference.model import Model
+from models.inference.rules import Rule
+from tests.support.tiny_model import bare_model, class_tasks, learn_tasks, tiny_learner, tiny_settings
+from trainer.learning.evaluation import auc, held_out_evidence, is_right, task_auc
+from trainer.learning.gate import judge
+from trainer.learning.memory import HeldOut
+
+Floats = NDArray[np.float64]
+quick = settings(max_examples=60, deadline=None)
+few = st.lists(st.integers(0, 5).map(float), max_size=12).map(lambda x: np.array(x, float))  # few values: many ties
+
+
+@quick
+@given(few, few)
+def test_auc_is_the_share_of_pairs_in_the_right_order(positive: Floats, negative: Floats) -> None:
+    pairs = [1.0 if p > n else 0.5 if p == n else 0.0 for p in positive for n in negative]
+    expected = sum(pairs) / len(pairs) if pairs else None
+    assert auc(positive, negative) == (None if expected is None else pytest.approx(expected))
+
+
+# Two old tasks with one class each and a new one; the rule `frozen` makes the nearest class the answer.
+PARENT = bare_model([["a"], ["b"]], rule=Rule("frozen"))
+CHILD = bare_model([["a"], ["b"], ["c"]], rule=Rule("frozen"))
+
+
+def evidence(distances: Sequence[Sequence[float]]) -> Evidence:
+    return Evidence([], [], np.array(distances, float))
+
+
+def test_accuracy_asks_for_the_own_class_among_all_that_are_known() -> None:
+    found = is_right(CHILD, evidence([[1, 2, 3], [1, 2, 3], [3, 2, 1], [3, 2, 1]]), ["a", "b", "c", "never learned"])
+    assert found.tolist() == [True, False, True, False]
+
+
+def test_a_tasks_auc_is_of_its_own_best_score_against_all_other_images() -> None:
+    model = bare_model([["a", "b"], ["c"]], rule=Rule("frozen"))
+    seen, labels = evidence([[1, 9, 5], [9, 2, 5], [3, 9, 0], [1.5, 9, 0]]), ["a", "b", "c", "c"]
+    # The first task's own score is by min(1, 9), min(9, 2) for its images, 3 and 1.5 for the others: 3 of 4 pairs.
+    assert task_auc(model, seen, labels, 0) == 0.75
+    assert task_auc(model, seen, labels, 1) == 1.0
+    assert task_auc(model, seen, ["a", "b", "a", "b"], 0) is None
+
+
+def gate_case(wrong: int, of: int = 20) -> tuple[Evidence, Evidence, list[str]]:
+    """The parent knows all `of` images of a and as many of b; the child takes `wrong` of each for class c."""
+    labels = ["a"] * of + ["b"] * of
+    before = [[1, 2]] * of + [[2, 1]] * of
+    after = [[1, 2, 0 if i < wrong else 3] for i in range(of)] + [[2, 1, 0 if i < wrong else 3] for i in range(of)]
+    return evidence(before), evidence(after), labels
+
+
+def judged(wrong: int, margin: float) -> tuple[bool, tuple[str, ...]]:
+    before, after, labels = gate_case(wrong)
+    verdict = judge(PARENT, CHILD, before, after, labels, tiny_settings(gate_accuracy=margin, gate_auc=1.0))
+    assert verdict.tasks[0].accuracy_before == 1
+    assert verdict.tasks[0].accuracy_after == pytest.approx(1 - wrong / 20)
+    assert verdict.tasks[2].accuracy_before is None
+    assert verdict.tasks[2].images == 0
+    return verdict.accepted, verdict.reasons
+
+
+def test_the_gate_accepts_a_loss_within_the_margin() -> None:
+    assert judged(wrong=2, margin=0.15) == (True, ())
+
+
+def test_the_gate_rejects_a_loss_of_accuracy_beyond_the_margin_and_says_how_much() -> None:
+    accepted, (reason,) = judged(wrong=4, margin=0.15)
+    assert not accepted
+    assert "accuracy fell from 1.000 to 0.800, more than 0.15" in reason
+    assert "OPENWORLD_GATE_ACCURACY" in reason
+
+
+@quick
+@given(st.integers(0, 20), st.floats(0, 1))
+def test_the_gate_rejects_exactly_beyond_the_margin(wrong: int, margin: float) -> None:
+    if abs(wrong / 20 - margin) > 1e-9:
+        assert judged(wrong, margin)[0] == (wrong / 20 < margin)
+
+
+def auc_case(mixed: int) -> tuple[Evidence, Evidence, list[str]]:
+    """Twenty images of a and twenty of b; under the child `mixed` of b come nearer to a than any of a's own."""
+    labels = ["a"] * 20 + ["b"] * 20
+    before = evidence([[1, 4]] * 20 + [[3, 1]] * 20)
+    after = evidence([[1, 4, 9]] * 20 + [[0.9 if i < mixed else 3, 0.5, 9] for i in range(20)])
+    return before, after, labels
+
+
+def test_the_gate_rejects_a_loss_of_auc_even_when_accuracy_stays() -> None:
+    settings = tiny_settings(gate_accuracy=0.15, gate_auc=0.1)
+    before, after, labels = auc_case(mixed=10)
+    verdict = judge(PARENT, CHILD, before, after, labels, settings)
+    # The AUC of a falls to one half, that of b stays at 1.
+    assert (verdict.tasks[0].auc_before, verdict.tasks[0].auc_after) == (1.0, 0.5)
+    assert [r.accuracy_after for r in verdict.tasks[:2]] == [1, 1]
+    (reason,) = verdict.reasons
+    assert "AUC fell from 1.000 to 0.750, more than 0.1" in reason
+    assert "OPENWORLD_GATE_AUC" in reason
+    assert judge(PARENT, CHILD, *auc_case(mixed=2), settings).accepted
+
+
+def test_old_tasks_are_weighed_by_their_images() -> None:
+    # a: 30 images, all still right; b: 2 images, both lost. Together 2 of 32, which is within the margin.
+    labels = ["a"] * 30 + ["b"] * 2
+    before = evidence([[1, 2]] * 30 + [[2, 1]] * 2)
+    after = evidence([[1, 2, 3]] * 30 + [[2, 1, 0]] * 2)
+    assert judge(PARENT, CHILD, before, after, labels, tiny_settings(gate_accuracy=0.15)).accepted
+    assert not judge(PARENT, CHILD, before, after, labels, tiny_settings(gate_accuracy=0.05)).accepted
+
+
+def test_a_first_version_has_nothing_to_lose() -> None:
+    first = bare_model([["a", "b"]], rule=Rule("frozen"))
+    verdict = judge(None, first, None, evidence([[2, 1], [2, 1]]), ["a", "b"], tiny_settings())
+    assert verdict.accepted
+    assert verdict.tasks[0].accuracy_after == 0.5
+    assert verdict.tasks[0].accuracy_before is None
+    assert verdict.tasks[0].auc_after is None
+
+
+def test_a_verdict_as_a_dictionary_says_whether_it_was_accepted() -> None:
+    before, after, labels = gate_case(wrong=20)
+    data = judge(PARENT, CHILD, before, after, labels, tiny_settings()).to_dict()
+    assert data["accepted"] is False
+    assert data["tasks"][0]["accuracy_after"] == 0
+
+
+@pytest.fixture(scope="module")
+def learned() -> tuple[Model, Features]:
+    learner = tiny_learner()
+    model = learn_tasks(learner, class_tasks([2, 1]))[-1].model
+    return model, learner.features(model, ["class 1/40", "class 2/41"])
+
+
+def test_a_cross_fitted_image_is_judged_as_its_fold_would_have_seen_it(learned: tuple[Model, Features]) -> None:
+    model, features = learned
+    plain = gather(model, features)
+    first = HeldOut("class 1/40", "class 1", (1.0, -2.0, 0.5), (2.0, 3.0))
+    second = HeldOut("class 2/41", "class 2", (0.25, 4.0), (5.0,))
+    moved = held_out_evidence(model, features, [first, second])
+    np.testing.assert_allclose(moved.logits[0], plain.logits[0] + [[1, -2, 0.5], [0, 0, 0]])
+    np.testing.assert_allclose(moved.logits[1], plain.logits[1] + [[0, 0], [0.25, 4]])
+    # Its own task and the frozen statistics without the image, its own task's as the fold had them.
+    own = [task.gaussians.distances_without for task in model.tasks]
+    alone = [own[0](features.tasks[0][:1], np.array([1])) * [2, 3], own[1](features.tasks[1][1:], np.array([0])) * 5]
+    np.testing.assert_allclose(moved.distances[0], [*alone[0], plain.distances[0][1]])
+    np.testing.assert_allclose(moved.distances[1], [plain.distances[1][0], *alone[1]])
+    np.testing.assert_allclose(moved.frozen, model.frozen.distances_without(features.frozen, np.array([1, 2])))
+
+
+def test_a_held_out_image_and_one_of_a_class_not_learned_are_judged_as_they_are(
+    learned: tuple[Model, Features],
+) -> None:
+    model, features = learned
+    plain = gather(model, features)
+    shifted = HeldOut("class 2/41", "never learned", (1.0, 1.0), (2.0,))
+    moved = held_out_evidence(model, features, [HeldOut("class 1/40", "class 1"), shifted])
+    np.testing.assert_array_equal(moved.frozen, plain.frozen)
+    for k in range(2):
+        np.testing.assert_array_equal(moved.logits[k], plain.logits[k])
+        np.testing.assert_array_equal(moved.distances[k], plain.distances[k])

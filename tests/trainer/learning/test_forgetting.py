@@ -1,0 +1,329 @@
+"""No forgetting, to the last bit: in what a version serves, and in the shared adapters that tasks are trained in."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import fields
+from itertools import pairwise
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import trainer.learning.fit
+from models.inference.model import Gaussians, Model, SharedAdapters, TaskModel
+from models.network import hat
+from models.network.adapted_blocks import Masks, TaskTensors, fold, tensors_of
+from models.network.backbone import Backbone
+from tests.support.tiny_model import (
+    DIMENSIONS,
+    TOKENS,
+    TinyImages,
+    class_tasks,
+    learn_tasks,
+    quiet,
+    tiny_backbone,
+    tiny_learner,
+    tiny_settings,
+)
+from trainer.learning.checkpoint import Checkpoint
+from trainer.learning.fit import ADAPTER_PARTS, _Network, grow, new_shared
+from trainer.learning.learner import Learned, Learner
+
+slow = settings(max_examples=25, deadline=None)
+histories = st.fixed_dictionaries(
+    {
+        "counts": st.lists(st.integers(1, 3), min_size=2, max_size=4),
+        "blocks": st.integers(1, 2),
+        "momentum": st.sampled_from([0.0, 0.9]),
+        "weight_decay": st.sampled_from([0.0, 0.1]),
+        "grow_when_used": st.sampled_from([0.15, 1.0]),
+        "sparsity": st.sampled_from([0.0, 0.1]),
+        "seed": st.integers(0, 99),
+    }
+)
+
+
+def any_tokens(seed: int = 7, scale: float = 1.0) -> Tensor:
+    """Four inputs that nobody was trained on."""
+    return scale * torch.randn(4, TOKENS, DIMENSIONS, generator=torch.Generator().manual_seed(seed))
+
+
+inputs = st.builds(any_tokens, st.integers(0, 2**32 - 1), st.floats(0.01, 100))  # small and large
+
+
+def feature(backbone: Backbone, tokens: Tensor, task: TaskTensors, masks: Masks | None = None) -> Tensor:
+    with torch.inference_mode():
+        z: Tensor = backbone.blocks(tokens, task, masks)
+    return z
+
+
+@contextmanager
+def recorded_masks() -> Iterator[list[Masks]]:
+    """The hard masks of every task that is learned inside."""
+    masks: list[Masks] = []
+
+    def recording(task: TaskTensors, m1: Tensor, m2: Tensor) -> TaskTensors:
+        masks.append(Masks(m1.clone(), m2.clone()))
+        return fold(task, m1, m2)
+
+    with patch.object(trainer.learning.fit, "fold", recording):
+        yield masks
+
+
+def learn_history(history: dict[str, object], back_update: bool) -> tuple[Learner, list[Learned], list[Masks]]:
+    counts = history["counts"]
+    assert isinstance(counts, list)
+    own = {key: value for key, value in history.items() if key != "counts"}
+    learner = tiny_learner(**own, back_update=back_update, learning_rate=0.2)  # type: ignore[arg-type]
+    with recorded_masks() as masks:
+        learned = learn_tasks(learner, class_tasks(counts, images=5))
+    assert len(masks) == len(counts)
+    return learner, learned, masks
+
+
+def unfolded(shared: SharedAdapters, task: TaskModel, width: int) -> TaskTensors:
+    """The first `width` units of the shared adapters with a task's norms."""
+    a = shared.adapters
+    parts = (a.w1[:, :width], a.b1[:, :width], a.w2[:, :, :width], a.b2, task.norm_w, task.norm_b)
+    return TaskTensors(*(torch.tensor(part) for part in parts))
+
+
+def same(one: object, other: object) -> bool:
+    """Dataclasses of arrays, equal to the bit."""
+    return all(
+        np.array_equal(getattr(one, field.name), getattr(other, field.name))
+        for field in fields(one)  # type: ignore[arg-type]
+    )
+
+
+@slow
+@given(histories, st.booleans(), inputs)
+def test_a_later_task_cannot_move_an_earlier_feature(
+    history: dict[str, object], back_update: bool, tokens: Tensor
+) -> None:
+    learner, learned, _ = learn_history(history, back_update)
+    for k in range(len(learned)):
+        at_first = feature(learner.backbone, tokens, tensors_of(learned[k].model.tasks[k]))
+        assert torch.isfinite(at_first).all()
+        for later in learned[k + 1 :]:
+            assert torch.equal(feature(learner.backbone, tokens, tensors_of(later.model.tasks[k])), at_first)
+
+
+@slow
+@given(histories, inputs)
+def test_a_later_task_cannot_move_an_earlier_feature_in_the_shared_adapters(
+    history: dict[str, object], tokens: Tensor
+) -> None:
+    """The served copy is folded, out of reach; here a task's masks are put on the adapters that all are trained in."""
+    learner, learned, masks = learn_history(history, back_update=False)
+    for k in range(len(learned)):
+        task, shared = learned[k].model.tasks[k], learned[k].model.shared
+        width = shared.bottleneck
+        at_first = feature(learner.backbone, tokens, unfolded(shared, task, width), masks[k])
+        torch.testing.assert_close(at_first, feature(learner.backbone, tokens, tensors_of(task)), rtol=1e-3, atol=1e-4)
+        for later in learned[k + 1 :]:
+            now = later.model.shared
+            assert torch.equal(feature(learner.backbone, tokens, unfolded(now, task, width), masks[k]), at_first)
+            # Units that were added since are none of the task's: with their masks at zero they change nothing.
+            wider = Masks(F.pad(masks[k].m1, (0, now.bottleneck - width)), masks[k].m2)
+            whole = feature(learner.backbone, tokens, unfolded(now, task, now.bottleneck), wider)
+            torch.testing.assert_close(whole, at_first, rtol=1e-3, atol=1e-4)
+
+
+@slow
+@given(histories)
+def test_what_tasks_have_taken_stays_taken_and_stays_in_place(history: dict[str, object]) -> None:
+    _, learned, masks = learn_history(history, back_update=False)
+    for k, (old, new) in enumerate(pairwise(learned)):
+        was, now = old.model.shared, new.model.shared
+        width = was.bottleneck
+        assert now.bottleneck >= width
+        own = masks[k + 1]
+        assert np.array_equal(now.used1[:, :width], np.maximum(was.used1, own.m1[:, :width].numpy()))
+        assert np.array_equal(now.used1[:, width:], own.m1[:, width:].numpy())
+        assert np.array_equal(now.used2, np.maximum(was.used2, own.m2.numpy()))
+        taken1, taken2 = was.used1 == 1, was.used2 == 1
+        both = taken2[:, :, None] & taken1[:, None, :]
+        assert np.array_equal(now.adapters.w1[:, :width][taken1], was.adapters.w1[taken1])
+        assert np.array_equal(now.adapters.b1[:, :width][taken1], was.adapters.b1[taken1])
+        assert np.array_equal(now.adapters.w2[:, :, :width][both], was.adapters.w2[both])
+        assert np.array_equal(now.adapters.b2[taken2], was.adapters.b2[taken2])
+
+
+@slow
+@given(histories, st.booleans())
+def test_back_updating_moves_the_heads_of_earlier_tasks_and_nothing_else(
+    history: dict[str, object], back_update: bool
+) -> None:
+    _, learned, _ = learn_history(history, back_update)
+    for before, after in pairwise(learned):
+        for old, new in zip(before.model.tasks, after.model.tasks, strict=False):
+            assert same(old.adapters, new.adapters)
+            assert same(old.gaussians, new.gaussians)
+            assert np.array_equal(old.norm_w, new.norm_w)
+            assert np.array_equal(old.norm_b, new.norm_b)
+            assert old.classes == new.classes
+            assert same(old.head, new.head) == (not back_update)
+            assert np.isfinite(new.head.weight).all()
+
+
+def test_adapters_grow_when_a_layer_is_nearly_full_and_not_before() -> None:
+    tight = learn_tasks(tiny_learner(grow_when_used=0.3), class_tasks([1, 1]))
+    assert tight[0].model.shared.used_ratio >= 0.3
+    assert [one.model.shared.bottleneck for one in tight] == [6, 12]
+    roomy = learn_tasks(tiny_learner(grow_when_used=1.0, bottleneck=32), class_tasks([1, 1]))
+    assert [one.model.shared.bottleneck for one in roomy] == [32, 32]
+
+
+def test_grown_adapters_keep_every_old_unit_in_its_place() -> None:
+    backbone, chosen = tiny_backbone(), tiny_settings(grow_when_used=0.6)
+    start = new_shared(backbone, chosen)
+    assert grow(start, chosen) is start
+    full = SharedAdapters(start.adapters, np.ones_like(start.used1), start.used2)
+    grown = grow(full, chosen)
+    assert grown.bottleneck == 12
+    assert np.array_equal(grown.adapters.w1[:, :6], start.adapters.w1)
+    assert np.array_equal(grown.adapters.w2[:, :, :6], start.adapters.w2)
+    assert grown.used1.tolist() == [[1] * 6 + [0] * 6] * 2
+    assert grown.adapters.w1[:, 6:].any()
+    assert not np.array_equal(grown.adapters.w1[:, 6:], start.adapters.w1)  # new units are not copies of the old
+
+
+def test_adapters_grow_until_the_share_that_is_taken_is_below_the_limit() -> None:
+    start = new_shared(tiny_backbone(), tiny_settings())
+    full = SharedAdapters(start.adapters, np.ones_like(start.used1), start.used2)
+    for limit, units in ((0.9, 12), (0.45, 18), (0.3, 24), (0.15, 42)):
+        grown = grow(full, tiny_settings(grow_when_used=limit))
+        assert grown.bottleneck == units
+        assert grown.used_ratio == pytest.approx(6 / units)
+        assert grown.used_ratio < limit
+        steps = [grown.adapters.w1[:, at : at + 6] for at in range(0, units, 6)]
+        assert not any(np.array_equal(one, other) for one, other in pairwise(steps))  # each step has its own weights
+
+
+def half_taken(seed: int = 0) -> SharedAdapters:
+    rng = np.random.default_rng(seed)
+    start = new_shared(tiny_backbone(), tiny_settings())
+    used1 = rng.integers(0, 2, start.used1.shape).astype(np.float32)
+    return SharedAdapters(start.adapters, used1, rng.integers(0, 2, start.used2.shape).astype(np.float32))
+
+
+def loss_of(network: _Network, backbone: Backbone, labels: Tensor) -> Tensor:
+    z = backbone.blocks(any_tokens(), network.tensors, network.masks(1.0))
+    return F.cross_entropy(F.linear(z, network.parameters["head_w"], network.parameters["head_b"]), labels)
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.integers(0, 1000), st.sampled_from([0.0, 0.9]), st.sampled_from([0.0, 0.1]))
+def test_a_step_moves_what_is_free_and_not_one_bit_of_what_is_protected(
+    seed: int, momentum: float, decay: float
+) -> None:
+    backbone, shared = tiny_backbone(), half_taken(seed)
+    chosen = tiny_settings(momentum=momentum, weight_decay=decay, learning_rate=0.1)
+    network = _Network(backbone, shared, 2, chosen, "test", torch.device("cpu"))
+    start = {key: network.parameters[key].detach().clone() for key in ADAPTER_PARTS}
+    for step in range(15):
+        loss = loss_of(network, backbone, torch.tensor([0, 1, 2, step % 3]))
+        # A pull on every entry, for a unit that no input wakes has no gradient of its own.
+        network.step(loss + 0.1 * sum(network.parameters[key].sum() for key in ADAPTER_PARTS), 1.0)
+    protected = hat.protection(torch.tensor(shared.used1), torch.tensor(shared.used2))
+    for key in ADAPTER_PARTS:
+        kept = protected[key].expand_as(start[key])
+        now = network.parameters[key].detach()
+        assert torch.equal(now[kept], start[key][kept]), key
+        assert (now[~kept] != start[key][~kept]).all(), key
+
+
+def test_momentum_that_was_built_up_before_cannot_move_what_is_protected() -> None:
+    backbone, shared = tiny_backbone(), half_taken()
+    network = _Network(backbone, shared, 2, tiny_settings(momentum=0.9, weight_decay=0.1), "test", torch.device("cpu"))
+    state = network.state()
+    network.restore(state | {f"momentum.{key}": np.ones_like(value) for key, value in state.items()})
+    before = {key: network.parameters[key].detach().clone() for key in ADAPTER_PARTS}
+    network.step(network.parameters["head_b"].sum(), 1.0)  # a loss that no adapter has a part in
+    for key in ADAPTER_PARTS:
+        kept = network.protected[key].expand_as(before[key])
+        assert torch.equal(network.parameters[key].detach()[kept], before[key][kept])
+
+
+def test_weight_decay_touches_weights_and_neither_masks_norms_nor_biases() -> None:
+    backbone, shared = tiny_backbone(), half_taken()
+    chosen = tiny_settings(momentum=0.0, weight_decay=0.1, learning_rate=0.5)
+    network = _Network(backbone, shared, 2, chosen, "test", torch.device("cpu"))
+    with torch.no_grad():  # biases start at zero, where decay could not be seen
+        for parameter in network.parameters.values():
+            parameter += 0.5
+    before = {key: value.detach().clone() for key, value in network.parameters.items()}
+    network.step(0.0 * sum(value.sum() for value in network.parameters.values()), 1.0)  # gradients, all of them zero
+    for key, old in before.items():
+        kept = network.protected[key].expand_as(old) if key in network.protected else torch.zeros_like(old, dtype=bool)
+        decayed = key in ("w1", "w2", "head_w")
+        expected = (
+            torch.where(kept, old, old * (1 - 0.5 * 0.1))
+            if decayed
+            else old.clamp(-6, 6)
+            if key in ("e1", "e2")
+            else old
+        )
+        torch.testing.assert_close(network.parameters[key].detach(), expected, rtol=1e-6, atol=0)
+
+
+def test_embeddings_stay_where_the_sigmoid_can_still_turn_them_round() -> None:
+    backbone = tiny_backbone()
+    network = _Network(backbone, half_taken(), 2, tiny_settings(learning_rate=10.0), "test", torch.device("cpu"))
+    for _ in range(5):
+        network.step(loss_of(network, backbone, torch.tensor([0, 1, 2, 0])), 1.0)
+    for key in ("e1", "e2"):
+        assert network.parameters[key].abs().max() <= 6
+
+
+def test_learning_a_task_does_not_change_the_model_that_it_started_from() -> None:
+    learner = tiny_learner()
+    parent = learn_tasks(learner, class_tasks([2]))[0]
+    before = {name: array.copy() for name, array in parent.model.tensors().items()}
+    images = TinyImages().batch(["class 1", "late"], start=20)  # a known class and a new one
+    child = learner.learn(parent.model, parent.samples, images, Checkpoint(None), quiet())
+    assert child.model.classes == ("class 0", "class 1", "late")
+    assert all(np.array_equal(array, before[name]) for name, array in parent.model.tensors().items())
+
+
+def test_more_images_of_a_known_class_move_its_statistics_and_heads_only() -> None:
+    learner = tiny_learner()
+    before = learn_tasks(learner, class_tasks([2, 2]))[-1]
+    more = TinyImages().batch(["class 1"], count=10, start=50)
+    after = learner.learn(before.model, before.samples, more, Checkpoint(None), quiet())
+    assert after.fresh_head is None
+    assert after.model.classes == before.model.classes
+    assert same(after.model.shared.adapters, before.model.shared.adapters)
+    for old, new in zip(before.model.tasks, after.model.tasks, strict=True):
+        one, other = (feature(learner.backbone, any_tokens(), tensors_of(task)) for task in (old, new))
+        assert torch.equal(one, other)
+    counts = [count_of(after.model, k) - count_of(before.model, k) for k in range(2)]
+    assert counts == [9, 0]  # one of the ten is held out
+    assert same(after.model.tasks[1].head, before.model.tasks[1].head)
+    assert not same(after.model.tasks[0].head, before.model.tasks[0].head)
+
+
+def test_more_images_for_the_only_task_move_its_head() -> None:
+    learner = tiny_learner()
+    before = learn_tasks(learner, class_tasks([2]))[0]
+    more = TinyImages().batch(["class 1"], count=10, start=50)
+    after = learner.learn(before.model, before.samples, more, Checkpoint(None), quiet())
+    assert not same(after.model.tasks[0].head, before.model.tasks[0].head)
+    assert np.isfinite(after.model.tasks[0].head.weight).all()
+
+
+def count_of(model: Model, task: int) -> int:
+    gaussians: Gaussians = model.tasks[task].gaussians
+    return int(gaussians.counts.sum())
+
+
+def test_a_first_task_with_two_images_a_class_still_finds_something_novel() -> None:
+    learner = tiny_learner(hold_out_from=50)
+    learned = learn_tasks(learner, class_tasks([2], images=2))[0]
+    assert learned.model.calibration.threshold[0] > -1e4

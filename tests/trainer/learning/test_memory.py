@@ -1,0 +1,229 @@
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from models.errors import BatchError
+from tasks.batch.class_names import NAMED
+from tests.support.tiny_model import TinyImages, class_tasks, learn_tasks, quiet, tiny_learner
+from trainer.learning.checkpoint import Checkpoint
+from trainer.learning.memory import (
+    HELD_OUT_A_CLASS,
+    HeldOut,
+    Samples,
+    bounded,
+    check_size,
+    folds,
+    merged,
+    remember,
+    split,
+    unseen,
+)
+from trainer.learning.progress import Progress
+
+quick = settings(max_examples=60, deadline=None)
+seeds = st.integers(0, 2**32 - 1)
+batches = st.dictionaries(st.sampled_from("abcdef"), st.integers(1, 15), max_size=6)
+
+
+def images(counts: dict[str, int], start: int = 0) -> dict[str, list[str]]:
+    return {name: [f"{name}/{i}" for i in range(start, start + count)] for name, count in counts.items()}
+
+
+@quick
+@given(seeds, batches, batches, st.integers(6, 60))
+def test_every_class_with_enough_images_has_the_same_share_of_the_memory(
+    seed: int, first: dict[str, int], second: dict[str, int], size: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    old = remember({}, images(first), size, rng)
+    new = images(second, start=10)  # a known class comes with some images that it had before
+    memory = remember(old, new, size, rng)
+    assert set(memory) == set(first) | set(second)
+    quota = size // max(len(memory), 1)
+    assert sum(map(len, memory.values())) <= size
+    for name, keys in memory.items():
+        pool = set(old.get(name, ())) | set(new.get(name, ()))
+        assert len(keys) == min(quota, len(pool))
+        assert set(keys) <= pool
+        assert len(set(keys)) == len(keys)
+        assert all(key.startswith(f"{name}/") for key in keys)
+
+
+@quick
+@given(seeds, batches, st.integers(12, 60))
+def test_old_classes_make_room_by_dropping_only(seed: int, first: dict[str, int], size: int) -> None:
+    rng = np.random.default_rng(seed)
+    old = remember({}, images(first), size, rng)
+    memory = remember(old, images(dict.fromkeys("uvwxyz", 5)), size, rng)
+    for name, keys in old.items():
+        assert [key for key in keys if key in memory[name]] == list(memory[name])
+
+
+def test_the_memory_is_not_changed_in_place() -> None:
+    memory = {"a": ("a/0", "a/1")}
+    remember(memory, {"a": ["a/2"], "b": ["b/0"]}, 2, np.random.default_rng(0))
+    assert memory == {"a": ("a/0", "a/1")}
+
+
+def test_what_is_remembered_is_a_random_choice_not_the_first_images() -> None:
+    kept = {key for seed in range(20) for key in remember({}, images({"a": 10}), 3, np.random.default_rng(seed))["a"]}
+    assert kept == set(images({"a": 10})["a"])
+
+
+def test_more_classes_than_the_memory_holds_are_refused() -> None:
+    rng = np.random.default_rng(0)
+    assert set(map(len, remember({}, images(dict.fromkeys("abc", 5)), 3, rng).values())) == {1}
+    with pytest.raises(BatchError, match="4 classes do not fit a memory of 3 images: raise OPENWORLD_MEMORY"):
+        remember(images({"a": 1}), images(dict.fromkeys("bcd", 5)), 3, rng)
+
+
+@quick
+@given(seeds, st.dictionaries(st.sampled_from("abc"), st.integers(2, 700), min_size=1), st.floats(0.01, 0.49))
+def test_held_out_images_are_never_trained_on(seed: int, counts: dict[str, int], share: float) -> None:
+    batch = images(counts)
+    train, held_out = split(batch, share, np.random.default_rng(seed))
+    for name, keys in batch.items():
+        out = [sample.key for sample in held_out if sample.label == name]
+        assert not set(out) & set(train[name])
+        assert sorted(out + train[name]) == sorted(keys)
+        assert 1 <= len(out) <= HELD_OUT_A_CLASS
+        assert len(out) == min(max(1, round(share * len(keys))), HELD_OUT_A_CLASS)
+        assert train[name]
+
+
+@quick
+@given(seeds, st.lists(st.integers(0, 3), max_size=40), st.integers(2, 5))
+def test_folds_spread_every_class_evenly(seed: int, labels: list[int], count: int) -> None:
+    out = folds(labels, count, np.random.default_rng(seed))
+    assert len(out) == len(labels)
+    for label in set(labels):
+        sizes = np.bincount(out[np.asarray(labels) == label], minlength=count)
+        assert len(sizes) == count
+        assert sizes.max() - sizes.min() <= 1
+
+
+floats = st.lists(st.floats(allow_nan=False, allow_infinity=False), max_size=3).map(tuple)
+
+
+@quick
+@given(
+    st.dictionaries(st.text(), st.lists(st.text(), max_size=3).map(tuple), max_size=3),
+    st.lists(st.builds(HeldOut, st.text(), st.text(), floats, floats), max_size=3).map(tuple),
+    st.dictionaries(st.text(), st.lists(st.text(), max_size=3).map(tuple), max_size=3),
+)
+def test_samples_survive_json(
+    memory: dict[str, tuple[str, ...]], held_out: tuple[HeldOut, ...], seen: dict[str, tuple[str, ...]]
+) -> None:
+    samples = Samples(memory, held_out, seen)
+    assert Samples.from_json(json.loads(json.dumps(samples.to_json()))) == samples
+    assert Samples.from_json(samples.to_json()) == samples
+
+
+def test_samples_name_every_image_that_must_be_kept() -> None:
+    assert Samples({"a": ("1", "2"), "b": ()}, (HeldOut("3", "a"), HeldOut("2", "a"))).keys == {"1", "2", "3"}
+
+
+def test_an_image_that_is_sent_again_is_neither_counted_twice_nor_trained_on_where_it_judges() -> None:
+    learner = tiny_learner(memory=100)
+    parent = learn_tasks(learner, class_tasks([2]))[0]
+    judges = {sample.key for sample in parent.samples.held_out}
+    again = TinyImages().batch(["class 0"], count=16)  # the six that it was learned from, and ten more
+    child = learner.learn(parent.model, parent.samples, again, Checkpoint(None), quiet())
+    memory = [key for keys in child.samples.memory.values() for key in keys]
+    assert not judges & set(memory)
+    assert len(memory) == len(set(memory))
+    assert child.model.tasks[0].gaussians.counts.tolist() == [5 + 9, 5]
+
+
+def test_a_class_that_is_extended_again_and_again_keeps_no_more_than_the_limit_of_held_out_images() -> None:
+    learner = tiny_learner(hold_out=0.49, epochs=1)
+    model, samples = learner.empty(), Samples()
+    for start in (0, 100):
+        batch = TinyImages().batch(["a"], count=100, start=start)
+        learned = learner.learn(model, samples, batch, Checkpoint(None), quiet())
+        model, samples = learned.model, learned.samples
+    assert len(samples.held_out) <= HELD_OUT_A_CLASS
+
+
+def test_a_batch_with_more_classes_than_the_memory_holds_is_refused_before_it_is_trained() -> None:
+    learner, heard = tiny_learner(memory=1), []
+    progress = Progress("task", lambda event: heard.append(event.phase))
+    with pytest.raises(BatchError):
+        learner.learn(learner.empty(), Samples(), class_tasks([2])[0], Checkpoint(None), progress)
+    assert heard == []  # not even read
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_a_new_class_with_one_image_is_refused_before_it_is_trained(known: bool) -> None:
+    learner, heard = tiny_learner(), []
+    parent = learn_tasks(learner, class_tasks([2]))[0]
+    images = TinyImages().batch(["lone"], count=1) | (TinyImages().batch(["class 0"], start=20) if known else {})
+    progress = Progress("task", lambda event: heard.append(event.phase))
+    with pytest.raises(BatchError, match="class 'lone' is new and has one image: add another"):
+        learner.learn(parent.model, parent.samples, images, Checkpoint(None), progress)
+    assert heard == []
+
+
+# What a batch brings that is new.
+
+LEARNED = Samples(seen={"cat": ("c1", "c2"), "dog": ("d1",)})
+
+
+def test_only_images_that_were_never_learned_are_new() -> None:
+    assert unseen({"dog": ["d2", "d1"], "cat": ["c1"], "cow": ["w1"]}, LEARNED) == {"cow": ["w1"], "dog": ["d2"]}
+    assert unseen({"cat": ["c1"]}, Samples()) == {"cat": ["c1"]}
+
+
+def test_a_batch_of_nothing_new_is_refused() -> None:
+    with pytest.raises(BatchError, match="every image of this batch is learned already"):
+        unseen({"cat": ["c2"], "dog": ["d1"]}, LEARNED)
+
+
+def test_an_image_learned_under_another_label_is_refused_with_both_labels() -> None:
+    with pytest.raises(BatchError) as caught:
+        unseen({"cow": ["w1", "c1"], "cat": ["d1", "c2"]}, LEARNED)
+    assert caught.value.problems == [
+        "d1 is 'cat' here, but was learned as 'dog': leave it out",
+        "c1 is 'cow' here, but was learned as 'cat': leave it out",
+    ]
+
+
+def test_an_image_learned_under_another_label_is_named_by_its_file() -> None:
+    with pytest.raises(BatchError, match=r"^holidays/7\.jpg is 'cow' here, but was learned as 'cat'"):
+        unseen({"cow": ["w1", "c1"]}, LEARNED, {"c1": "holidays/7.jpg", "w1": "holidays/8.jpg"})
+
+
+def test_a_whole_class_learned_under_another_label_is_a_short_list() -> None:
+    learned = Samples(seen={"cat": tuple(f"c{i}" for i in range(500))})
+    with pytest.raises(BatchError) as caught:
+        unseen({"cow": list(learned.seen["cat"])}, learned)
+    assert len(caught.value.problems) == NAMED + 1
+    assert caught.value.problems[-1].startswith(f"and {500 - NAMED} more images that were learned under another label")
+
+
+def test_what_was_seen_grows_class_by_class() -> None:
+    grown = merged(LEARNED.seen, {"cow": ["w1"], "cat": ["c3"]})
+    assert grown == {"cat": ("c1", "c2", "c3"), "dog": ("d1",), "cow": ("w1",)}
+    assert LEARNED.seen == {"cat": ("c1", "c2"), "dog": ("d1",)}
+
+
+@quick
+@given(seeds, st.dictionaries(st.sampled_from("abc"), st.integers(1, 2 * HELD_OUT_A_CLASS), min_size=1))
+def test_held_out_images_are_bounded_class_by_class_and_keep_their_order(seed: int, counts: dict[str, int]) -> None:
+    held_out = [HeldOut(key, name) for name, keys in images(counts).items() for key in keys]
+    np.random.default_rng(seed).shuffle(held_out)  # type: ignore[arg-type]
+    kept = bounded(held_out, np.random.default_rng(seed))
+    for name, count in counts.items():
+        assert sum(sample.label == name for sample in kept) == min(count, HELD_OUT_A_CLASS)
+    chosen = {sample.key for sample in kept}
+    assert [sample for sample in held_out if sample.key in chosen] == list(kept)
+    assert bounded(held_out, np.random.default_rng(seed)) == kept
+
+
+def test_a_class_that_is_known_and_comes_again_needs_one_place_in_the_memory() -> None:
+    check_size({"a", "b"}, {"b", "c"}, 3)
+    with pytest.raises(BatchError, match="3 classes do not fit a memory of 2 images: raise OPENWORLD_MEMORY"):
+        check_size({"a", "b"}, {"b", "c"}, 2)

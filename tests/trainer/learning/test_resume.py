@@ -1,0 +1,162 @@
+"""A training that was killed goes on from its last finished epoch and ends with the same bytes."""
+
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from models.versions.store import VersionStore
+from openworld.cli import main
+from tests.support.images import picture, write_classes
+from tests.support.paths import ROOT
+
+pytest.importorskip("torch")
+
+EPOCHS = 16
+# The graphs take seconds to export and have no part in what is tested.
+COMMAND = """
+import sys
+import trainer.publish
+from openworld.cli import main
+
+trainer.publish.export = lambda backbone: {}
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_training(environment: pytest.MonkeyPatch) -> None:
+    environment.setenv("OPENWORLD_EPOCHS", str(EPOCHS))
+    environment.setattr("trainer.publish.export", lambda backbone: {})
+
+
+@pytest.fixture(scope="module")
+def batch(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    classes = {"noise": [picture(n) for n in range(8)], "wide": [picture(100 + n, (64, 16)) for n in range(8)]}
+    return write_classes(tmp_path_factory.mktemp("batch"), classes)
+
+
+@pytest.fixture(scope="module")
+def second_batch(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    classes = {"tall": [picture(200 + n, (16, 64)) for n in range(6)]}
+    return write_classes(tmp_path_factory.mktemp("second"), classes)
+
+
+@pytest.fixture(scope="module")
+def learned(batch: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data folder that has learned the batch undisturbed; never to be changed."""
+    data = tmp_path_factory.mktemp("undisturbed")
+    assert main(["learn", str(batch), "--data", str(data)]) == 0
+    return data
+
+
+@pytest.fixture(scope="module")
+def undisturbed(learned: Path) -> dict[str, bytes]:
+    return learned_bytes(learned)
+
+
+def learned_bytes(data: Path, version: int = 1) -> dict[str, bytes]:
+    folder = VersionStore(data).folder(version)
+    return {name: (folder / name).read_bytes() for name in ("model.safetensors", "samples.json")}
+
+
+def finished_epochs(data: Path, phase: str) -> int:
+    """What the phase's checkpoint says; it starts with its own hash."""
+    for path in (data / "work").glob(f"*/{phase}"):
+        return int.from_bytes(path.read_bytes()[64:72], "little")
+    return 0
+
+
+def kill_in(phase: str, command: list[str], data: Path) -> None:
+    """SIGKILL the command as soon as the phase has finished an epoch."""
+    process = subprocess.Popen([sys.executable, "-c", COMMAND, *command], cwd=ROOT, stderr=subprocess.DEVNULL)
+    try:
+        end = time.monotonic() + 120
+        while not finished_epochs(data, phase):
+            assert process.poll() is None, "the training ended before it could be killed"
+            assert time.monotonic() < end
+            time.sleep(0.002)
+    finally:
+        process.kill()
+    assert process.wait() == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("phase", ["task 1", "task 1, fold 2 of 2"])
+def test_a_killed_training_ends_with_the_same_bytes(
+    phase: str, batch: Path, undisturbed: dict[str, bytes], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = tmp_path / "data"
+    command = ["learn", str(batch), "--data", str(data)]
+    kill_in(phase, command, data)
+    assert 0 < finished_epochs(data, phase) < EPOCHS, "killed too late to say anything"
+    assert VersionStore(data).current() is None
+
+    assert main(command) == 0
+    assert learned_bytes(data) == undisturbed
+    # It went on: the phases that were finished are not trained again.
+    assert f"{phase}: epoch 1/" not in capsys.readouterr().err
+    assert not any(path.is_dir() for path in (data / "work").iterdir())
+
+
+def test_a_second_task_killed_in_its_training_ends_with_the_same_bytes(
+    second_batch: Path, learned: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With a parent, its memory replayed and its head back-updated."""
+    folders = [Path(shutil.copytree(learned, tmp_path / name)) for name in ("undisturbed", "killed")]
+    # Noise under three names: whether the gate likes it is not the question.
+    commands = [
+        ["learn", str(second_batch), "--data", str(data), "--gate-accuracy=1", "--gate-auc=1"] for data in folders
+    ]
+    assert main(commands[0]) == 0
+    kill_in("task 2", commands[1], folders[1])
+    assert 0 < finished_epochs(folders[1], "task 2") < EPOCHS, "killed too late to say anything"
+    assert VersionStore(folders[1]).current() == 1
+    assert learned_bytes(folders[1]) == learned_bytes(learned)
+
+    capsys.readouterr()
+    assert main(commands[1]) == 0
+    assert "task 2: epoch 1/" not in capsys.readouterr().err
+    assert learned_bytes(folders[1], 2) == learned_bytes(folders[0], 2)
+    before, after = (VersionStore(folders[1]).load(n).tensors["task.0.head.weight"] for n in (1, 2))
+    assert not np.array_equal(before, after), "nothing was back-updated"
+
+
+def test_an_interrupted_training_says_that_it_can_go_on_and_does(
+    batch: Path,
+    undisturbed: dict[str, bytes],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    command = ["learn", str(batch), "--data", str(tmp_path)]
+
+    def interrupt(display: object, event: object) -> None:
+        if finished_epochs(tmp_path, "task 1") == 3:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("openworld.progress.Display.__call__", interrupt)
+        assert main(command) == 130
+    assert "the same command goes on from the last finished epoch" in capsys.readouterr().err
+    assert finished_epochs(tmp_path, "task 1") == 3
+    assert main(command) == 0
+    assert learned_bytes(tmp_path) == undisturbed
+
+
+def test_a_checkpoint_of_other_settings_is_not_resumed(
+    batch: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(display: object, event: object) -> None:
+        if finished_epochs(tmp_path, "task 1"):
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("openworld.progress.Display.__call__", interrupt)
+        assert main(["learn", str(batch), "--data", str(tmp_path), "--seed", "7"]) == 130
+    assert main(["learn", str(batch), "--data", str(tmp_path), "--seed", "8", "--epochs", "2"]) == 0
+    assert "task 1: epoch 1/2" in capsys.readouterr().err

@@ -1,0 +1,99 @@
+"""Tokens: computed once where there is room, each time where there is none, and never different."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+
+from models.inference.model import Model
+from models.network.adapted_blocks import tensors_of
+from tests.support.tiny_model import (
+    DIMENSIONS,
+    TOKENS,
+    TinyImages,
+    class_tasks,
+    learn_tasks,
+    tiny_backbone,
+    tiny_learner,
+)
+from trainer.learning.learner import Learner
+from trainer.learning.tokens import CHUNK, Tokens
+
+ROW = 4 * TOKENS * DIMENSIONS  # bytes of an image's tokens
+KEYS = [key for keys in TinyImages().batch(["a", "b"], count=CHUNK - 5).values() for key in keys]  # not a whole chunk
+
+
+class Reads:
+    """The pictures, and how often each was asked for."""
+
+    def __init__(self) -> None:
+        self.count: Counter[str] = Counter()
+
+    def __call__(self, key: str) -> bytes:
+        self.count[key] += 1
+        return TinyImages().read(key)
+
+
+def tokens_of(limit: int | None) -> tuple[Tokens, Reads]:
+    reads = Reads()
+    return Tokens(tiny_backbone(), reads, **({} if limit is None else {"limit": limit})), reads
+
+
+@pytest.mark.parametrize("rows", [0, 1, 7, CHUNK + 1])
+def test_what_does_not_fit_is_computed_again_and_is_the_same(rows: int) -> None:
+    (bounded, _), (unbounded, _) = tokens_of(rows * ROW), tokens_of(None)
+    task = tiny_backbone().frozen_task()
+    asked = [*KEYS, *KEYS[:3]]  # some twice
+    views = [place % 3 for place in range(len(asked))]
+    for tokens in (bounded, unbounded):
+        tokens.prepare(KEYS, views=3)
+    for _ in range(2):
+        torch.testing.assert_close(bounded.get(asked), unbounded.get(asked), rtol=0, atol=1e-6)
+        torch.testing.assert_close(bounded.get(asked, views), unbounded.get(asked, views), rtol=0, atol=1e-6)
+        np.testing.assert_allclose(bounded.features(asked, task), unbounded.features(asked, task), rtol=0, atol=1e-5)
+
+
+def test_no_more_is_kept_than_there_is_room_for() -> None:
+    tokens, reads = tokens_of(7 * ROW)
+    tokens.prepare(KEYS)
+    reads.count.clear()
+    tokens.get(KEYS)
+    assert set(KEYS) - set(reads.count) == set(KEYS[:7])
+
+
+def test_with_room_every_image_is_read_once() -> None:
+    tokens, reads = tokens_of(None)
+    tokens.prepare(KEYS)
+    tokens.get([*KEYS, *KEYS])
+    tokens.features(KEYS, tiny_backbone().frozen_task())
+    assert set(reads.count.values()) == {1}
+    assert set(reads.count) == set(KEYS)
+
+
+def test_no_image_gives_no_feature() -> None:
+    tokens, _ = tokens_of(0)
+    assert tokens.features([], tiny_backbone().frozen_task()).shape == (0, DIMENSIONS)
+
+
+def test_tokens_can_be_trained_on_whether_they_were_kept_or_not() -> None:
+    for limit in (0, None):
+        tokens, _ = tokens_of(limit)
+        weight = torch.ones(DIMENSIONS, requires_grad=True)
+        (tokens.get(KEYS[:2]) * weight).sum().backward()
+        assert weight.grad is not None
+
+
+def learned_with(views: int) -> tuple[Learner, Model]:
+    learner = tiny_learner(views=views, epochs=8, learning_rate=0.1, sparsity=0.1)
+    return learner, learn_tasks(learner, class_tasks([2], images=12))[0].model
+
+
+def test_a_training_with_augmented_views_learns_and_gives_the_same_each_time() -> None:
+    (learner, model), (_, again), (_, plain) = learned_with(3), learned_with(3), learned_with(1)
+    one, other = model.tensors(), again.tensors()
+    assert all(np.array_equal(one[name], other[name]) for name in one)
+    assert not np.array_equal(plain.tasks[0].head.weight, model.tasks[0].head.weight)
+    fresh = [f"class {c}/{number}" for c in range(2) for number in range(100, 120)]
+    z = learner.tokens.features(fresh, tensors_of(model.tasks[0]))
+    assert (model.tasks[0].head.logits(z)[:, :2].argmax(axis=1) == np.repeat([0, 1], 20)).mean() > 0.9
