@@ -6,20 +6,12 @@
     │   ├── ImageTooLarge           more bytes or pixels than the limit
     │   └── BrokenImage             the right format, but it cannot be decoded
     ├── BackboneError             no backbone could be loaded, or it is not the recorded one
-    ├── BatchError                a labelled batch with problems: all of them, each with its remedy
     ├── UnknownClass              no class has this name
     ├── ClassConflict             an edit that the classes as they are do not allow
-    ├── StoreError                the version store
-    │   ├── CorruptVersion          a file is missing, changed, half written or from a newer schema
-    │   ├── StaleParent             somebody else published first (compare-and-set lost)
-    │   └── NothingLearned          there is no current version yet
-    └── QueueError                the queue of tasks
-        ├── QueueUnavailable        Redis cannot be reached, or refuses to work
-        ├── QueueFull               too many tasks wait already
-        ├── IdempotencyConflict     the key was used for another batch
-        ├── LeaseLost               somebody else has the task now: stop working on it
-        ├── UnknownTask             no task has this id
-        └── WrongState              what was asked makes no sense for a task that ended like this
+    └── StoreError                the version store
+        ├── CorruptVersion          a file is missing, changed, half written or from a newer schema
+        ├── StaleParent             somebody else published first (compare-and-set lost)
+        └── NothingLearned          there is no current version yet
 
 Each message says what is wrong and what to do about it; callers turn the type into an exit code or an HTTP status.
 """
@@ -51,14 +43,6 @@ class BackboneError(OpenWorldError):
     """No backbone could be loaded, or it is not the one that the data folder records."""
 
 
-class BatchError(OpenWorldError):
-    """A labelled batch that cannot be learned, with every problem found in it."""
-
-    def __init__(self, problems: list[str]) -> None:
-        self.problems = problems
-        super().__init__("\n".join(problems))
-
-
 class UnknownClass(OpenWorldError):
     """No class has this name."""
 
@@ -88,31 +72,3 @@ class StaleParent(StoreError):
 
 class NothingLearned(StoreError):
     """There is no current version yet."""
-
-
-class QueueError(OpenWorldError):
-    """The queue of tasks could not do what was asked."""
-
-
-class QueueUnavailable(QueueError):
-    """Redis cannot be reached, or refuses to work; what was accepted before is safe."""
-
-
-class QueueFull(QueueError):
-    """Too many tasks wait already."""
-
-
-class IdempotencyConflict(QueueError):
-    """The idempotency key was used for another batch."""
-
-
-class LeaseLost(QueueError):
-    """Somebody else has the task now: whatever this worker did on it counts for nothing."""
-
-
-class UnknownTask(QueueError):
-    """No task has this id, or it ended so long ago that it was forgotten."""
-
-
-class WrongState(QueueError):
-    """What was asked makes no sense for a task that ended like this."""

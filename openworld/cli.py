@@ -17,8 +17,9 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-from models.errors import BatchError, OpenWorldError
+from models.errors import OpenWorldError
 from openworld.commands import demo, learn, predict, serve, teach, train, up, versions
+from tasks.errors import BatchError
 
 FAILED, INTERRUPTED = 2, 130
 

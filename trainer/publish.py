@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from models import files as durable
-from models.errors import BackboneError, BatchError, NothingLearned, StaleParent, StoreError
+from models.errors import BackboneError, NothingLearned, StaleParent, StoreError
 from models.inference.loading import read_model
 from models.inference.model import Model
 from models.network.backbone import Backbone, open_backbone
@@ -27,6 +27,7 @@ from models.versions.edits import unusable
 from models.versions.manifest import Manifest
 from models.versions.store import VersionStore
 from tasks.batch.check import LabelledBatch
+from tasks.errors import BatchError
 from tasks.images.store import ImageStore
 from trainer.attempt import Undo, alone
 from trainer.learning.checkpoint import Checkpoint

@@ -22,9 +22,9 @@ from types import TracebackType
 from typing import IO, Self
 from urllib.parse import quote
 
-from models.errors import QueueUnavailable
 from models.files import make_folder
 from openworld.up.parent_death import mortal
+from tasks.errors import QueueUnavailable
 
 BINARY_SETTING = "OPENWORLD_REDIS_SERVER"
 LONGEST_SOCKET = 100  # bytes of its path: Linux takes 107, macOS 103

@@ -17,13 +17,14 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.datastructures import UploadFile
 from starlette.requests import ClientDisconnect
 
-from models.errors import BatchError, StoreError
+from models.errors import StoreError
 from service.errors import Abandoned, BodyTooLarge, UnsupportedBody
 from service.http.forms import read_form
 from service.http.json_bodies import parse
 from tasks.batch.check import BatchCheck, BatchLimits, LabelledBatch
 from tasks.batch.class_names import shown
 from tasks.batch.sources import load_batch
+from tasks.errors import BatchError
 
 MAX_JSON = 32 * 2**20
 Find = Callable[[str], bytes | None]  # the image of a novelty's or a prediction's id

@@ -13,6 +13,7 @@ from starlette.exceptions import HTTPException
 
 from models import errors as core
 from service import errors
+from tasks import errors as task_errors
 
 MEDIA_TYPE = "application/problem+json"
 TRY_AGAIN = "5"  # seconds, where nobody knows better
@@ -40,15 +41,15 @@ TABLE: list[tuple[type[core.OpenWorldError], int, str, str]] = [
     (errors.VersionUnusable, 409, "version_unusable", "This version cannot be loaded"),
     (core.CorruptVersion, 409, "version_unusable", "This version cannot be loaded"),
     (errors.ImageInUse, 409, "image_in_use", "Others need this image"),
-    (core.BatchError, 422, "batch_invalid", "The batch cannot be learned as it is"),
+    (task_errors.BatchError, 422, "batch_invalid", "The batch cannot be learned as it is"),
     (core.UnknownClass, 404, "unknown_class", "There is no such class"),
     (core.ClassConflict, 409, "class_conflict", "The classes as they are do not allow that"),
     (core.NothingLearned, 409, "nothing_learned", "Nothing has been learned yet"),
-    (core.UnknownTask, 404, "unknown_task", "There is no such task"),
-    (core.WrongState, 409, "wrong_state", "The task has ended in another way"),
-    (core.IdempotencyConflict, 409, "idempotency_conflict", "The key was used for another batch"),
-    (core.QueueFull, 429, "task_queue_full", "Too many tasks wait already"),
-    (core.QueueUnavailable, 503, "queue_unavailable", "The queue of tasks cannot be reached"),
+    (task_errors.UnknownTask, 404, "unknown_task", "There is no such task"),
+    (task_errors.WrongState, 409, "wrong_state", "The task has ended in another way"),
+    (task_errors.IdempotencyConflict, 409, "idempotency_conflict", "The key was used for another batch"),
+    (task_errors.QueueFull, 429, "task_queue_full", "Too many tasks wait already"),
+    (task_errors.QueueUnavailable, 503, "queue_unavailable", "The queue of tasks cannot be reached"),
     (core.OpenWorldError, 500, "internal", "Something broke here"),
 ]
 
@@ -84,7 +85,7 @@ def problem_of(error: core.OpenWorldError) -> Problem:
     """The one translation."""
     status, code, title = next(((s, c, t) for kind, s, c, t in TABLE if isinstance(error, kind)), TABLE[-1][1:])
     detail = str(error) if status != 500 else "see the server's log for this request id"
-    lines = error.problems if isinstance(error, core.BatchError) else None
+    lines = error.problems if isinstance(error, task_errors.BatchError) else None
     lines = error.dependents if isinstance(error, errors.ImageInUse) else lines
     several = [{"detail": line} for line in lines] if lines is not None else None
     return Problem(title=title, status=status, code=code, detail=detail, errors=several)

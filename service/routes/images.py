@@ -11,12 +11,12 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Query
 
-from models.errors import UnknownTask
 from service.container import Operating, Parts, Service
 from service.erasure import forget
 from service.errors import BadRequest, ImageInUse, NoQueue, NotFound
 from service.http.problems import documented
 from service.wire.novelties import ExpiredImages, ImageUses, RemovedImages
+from tasks.errors import UnknownTask
 from tasks.images.retention import Retention, Uses
 from tasks.queue.queue import TaskQueue
 from tasks.queue.task import ENDED, STATES

@@ -13,13 +13,14 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Header, Path, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
-from models.errors import BatchError, QueueUnavailable, StoreError, UnknownTask
+from models.errors import StoreError
 from models.versions.edits import active_classes, unusable
 from service.container import Anybody, Labelling, Parts, Service
 from service.http.batch_bodies import Labels, read_batch
 from service.http.problems import documented
 from service.wire.schemas import TaskAnswer, TaskPage
 from tasks.batch.check import LabelledBatch
+from tasks.errors import BatchError, QueueUnavailable, UnknownTask
 from tasks.images.store import ImageStore
 from tasks.queue.task import STATES, Task, TaskState
 

@@ -10,10 +10,11 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-from models.errors import BatchError, ImageError, UnsupportedImage
+from models.errors import ImageError, UnsupportedImage
 from models.files import sha256_bytes
 from models.images import read_image
 from tasks.batch.class_names import MAX_NAME, NAMED, canonical, confusion_problems, name_problems, shown
+from tasks.errors import BatchError
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from models.errors import BatchError
 from tasks.batch.check import DEFAULT_LIMITS, BatchCheck, BatchLimits, LabelledBatch, shortened
 from tasks.batch.class_names import shown
+from tasks.errors import BatchError
 
 LAYOUT = "give a folder with a sub-folder a class (cat/1.jpg, dog/2.jpg), or a zip of it"
 

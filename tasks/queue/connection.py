@@ -7,7 +7,7 @@ import redis
 from redis.backoff import EqualJitterBackoff
 from redis.retry import Retry
 
-from models.errors import QueueUnavailable
+from tasks.errors import QueueUnavailable
 
 SOCKET_SECONDS = 5.0  # for an answer; what blocks in Redis must block for less
 CONNECT_SECONDS = 2.0

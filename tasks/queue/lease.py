@@ -7,7 +7,7 @@ Each call therefore proves inside Redis that the lease is still its own, and is 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-from models.errors import LeaseLost
+from tasks.errors import LeaseLost
 from tasks.queue.records import as_json, task_from, text
 from tasks.queue.task import Task, TaskProgress
 

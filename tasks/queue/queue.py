@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 import redis
 
-from models.errors import IdempotencyConflict, QueueFull, UnknownTask, WrongState
+from tasks.errors import IdempotencyConflict, QueueFull, UnknownTask, WrongState
 from tasks.queue import lease_scripts, queue_scripts
 from tasks.queue.connection import SOCKET_SECONDS, reaching_redis
 from tasks.queue.lease import Lease

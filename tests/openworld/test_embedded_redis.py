@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from models.errors import QueueUnavailable
 from openworld.up.embedded_redis import BINARY_SETTING, RedisServer, find_binary
+from tasks.errors import QueueUnavailable
 from tasks.queue.connection import connect
 from tests.support.paths import ROOT
 from tests.support.redis_servers import FLAVOURS

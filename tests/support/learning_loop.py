@@ -1,7 +1,8 @@
 """The whole loop in real processes: Redis, server and trainer on a tiny backbone, each of them easily killed.
 
-`python -m tests.support.learning_loop serve|train ...` is `openworld serve|train ...` with two changes: the backbone is the tiny one,
-and a process dies at the step that FAULT names. FAULT_PID names another victim than the process itself.
+`python -m tests.support.learning_loop serve|train ...` runs `openworld serve|train ...` with two changes: the backbone
+is the tiny one, and a process dies at the step that FAULT names. FAULT_PID names another
+process to kill.
 """
 
 from __future__ import annotations

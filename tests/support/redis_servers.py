@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import redis
 
-from models.errors import LeaseLost
 from openworld.up.embedded_redis import RedisServer, find_binary
+from tasks.errors import LeaseLost
 from tasks.queue.connection import connect
 from tasks.queue.lease import Lease
 from tasks.queue.queue import TaskQueue

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from models.errors import BatchError
 from models.inference.calibration import Calibration
 from models.inference.evidence import Evidence, Features
 from models.inference.gaussians import Gaussians
@@ -16,6 +15,7 @@ from models.inference.model import Adapters, Head, Model, TaskModel
 from models.inference.rules import Rule
 from models.network.adapted_blocks import tensors_of
 from models.network.backbone import Backbone
+from tasks.errors import BatchError
 from trainer.learning.back_update import back_update
 from trainer.learning.checkpoint import Checkpoint
 from trainer.learning.cross_fit import cross_fit

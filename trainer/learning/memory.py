@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from models.errors import BatchError
 from tasks.batch.check import shortened
+from tasks.errors import BatchError
 
 HELD_OUT_A_CLASS = 50  # enough for a quantile; more would only cost time at each new task
 

@@ -18,9 +18,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from models.errors import BatchError, LeaseLost, OpenWorldError, QueueUnavailable, StoreError
+from models.errors import OpenWorldError, StoreError
 from models.versions.store import VersionStore
 from tasks.batch.check import LabelledBatch, LabelledImage
+from tasks.errors import BatchError, LeaseLost, QueueUnavailable
 from tasks.images.store import ImageStore
 from tasks.queue.lease import Lease
 from tasks.queue.queue import TaskQueue

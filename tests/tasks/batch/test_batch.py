@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.errors import BatchError
 from tasks.batch.check import DEFAULT_LIMITS, BatchLimits, check_batch
+from tasks.errors import BatchError
 from tests.support.images import picture
 
 Items = list[tuple[str, str, bytes]]

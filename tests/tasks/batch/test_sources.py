@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.errors import BatchError
 from tasks.batch.check import DEFAULT_LIMITS, BatchLimits, LabelledBatch
 from tasks.batch.sources import load_batch, read_source
+from tasks.errors import BatchError
 from tests.support.images import picture, write_classes
 
 PICTURES = [picture(seed) for seed in range(8)]

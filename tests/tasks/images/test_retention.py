@@ -13,11 +13,12 @@ import httpx2 as httpx
 import numpy as np
 import pytest
 
-from models.errors import BatchError, CorruptVersion, QueueUnavailable, StoreError
+from models.errors import CorruptVersion, StoreError
 from models.files import sha256_bytes
 from models.versions.store import VersionStore
 from openworld.up.embedded_redis import RedisServer
 from service.routes.images import unfinished_images
+from tasks.errors import BatchError, QueueUnavailable
 from tasks.images.retention import Retention
 from tasks.images.store import ImageStore
 from tasks.queue.queue import TaskQueue

@@ -2,7 +2,7 @@
 
 import pytest
 
-from models.errors import WrongState
+from tasks.errors import WrongState
 from tasks.queue.queue import TaskQueue
 from tasks.queue.task import TaskProgress, TaskState
 from tests.support.redis_servers import FLAVOURS_IN_SHORT, a_task, end, held, queue_on

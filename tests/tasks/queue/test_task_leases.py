@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import redis
 
-from models.errors import LeaseLost
+from tasks.errors import LeaseLost
 from tasks.queue.lease import Lease
 from tasks.queue.queue import LOOKS_AGAIN, TaskQueue
 from tasks.queue.task import TaskProgress

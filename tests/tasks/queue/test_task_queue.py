@@ -9,7 +9,7 @@ from typing import TypeVar
 import pytest
 import redis
 
-from models.errors import IdempotencyConflict, QueueFull, QueueUnavailable, UnknownTask
+from tasks.errors import IdempotencyConflict, QueueFull, QueueUnavailable, UnknownTask
 from tasks.queue.connection import connect
 from tasks.queue.queue import TaskQueue
 from tasks.queue.task import STATES, TaskProgress, TaskState

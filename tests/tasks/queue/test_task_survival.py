@@ -18,8 +18,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from models.errors import LeaseLost, QueueUnavailable, WrongState
 from openworld.up.embedded_redis import RedisServer
+from tasks.errors import LeaseLost, QueueUnavailable, WrongState
 from tasks.queue.connection import connect
 from tasks.queue.lease import Lease
 from tasks.queue.queue import TaskQueue

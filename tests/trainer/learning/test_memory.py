@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.errors import BatchError
 from tasks.batch.class_names import NAMED
+from tasks.errors import BatchError
 from tests.support.tiny_model import TinyImages, class_tasks, learn_tasks, quiet, tiny_learner
 from trainer.learning.checkpoint import Checkpoint
 from trainer.learning.memory import (
