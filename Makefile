@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help test check lint types system run demo docs format
+.PHONY: help test check lint types imports system run demo docs format
 # A recipe that fails must not leave a target that looks finished.
 .DELETE_ON_ERROR:
 
@@ -17,7 +17,7 @@ help: ## show this list
 test: system check ## lint, types and every test (creates .venv when it is absent)
 	$(BIN)/pytest -n 2 --dist loadfile
 
-check: lint types ## lint and types only
+check: lint types imports ## lint, types and import contracts only
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -25,6 +25,9 @@ lint: $(STAMP)
 
 types: $(STAMP)
 	$(BIN)/mypy
+
+imports: $(STAMP)
+	$(BIN)/lint-imports
 
 system: ## install Debian's chromium and prometheus for the tests, where that is allowed
 	@sh tests/support/install_tools.sh
