@@ -23,9 +23,9 @@ from typing import Any
 import httpx2 as httpx
 
 from benchmarks.machine import machine
-from benchmarks.serving import pictures
 from benchmarks.serving.figures import percentile
 from benchmarks.serving.load import HOST, requests_of
+from benchmarks.serving.made_images import write_images
 from benchmarks.serving.process import free_port
 from benchmarks.serving.workload import prepare
 from service.client import Client
@@ -115,7 +115,7 @@ def _teach(client: Client, folder: Path, names: Sequence[str]) -> str:
     from openworld.commands.teach import zipped
     from tasks.batch.sources import load_batch
 
-    pictures.write(folder, names, IMAGES)
+    write_images(folder, names, IMAGES)
     return client.teach_zip(zipped(load_batch(folder))).id
 
 

@@ -14,7 +14,7 @@ ENVIRONMENT = {
 
 
 @pytest.fixture(scope="module")
-def torch_as_it_was() -> Iterator[None]:
+def restore_torch_settings() -> Iterator[None]:
     """For what calls `set_up_torch`: it is meant for a whole process, which here goes on with other tests."""
     torch = pytest.importorskip("torch")
     threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
@@ -25,7 +25,7 @@ def torch_as_it_was() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def environment(torch_as_it_was: None) -> Iterator[pytest.MonkeyPatch]:
+def environment(restore_torch_settings: None) -> Iterator[pytest.MonkeyPatch]:
     """The settings above and none from outside; a module changes them with what it gets."""
     with pytest.MonkeyPatch.context() as patch:
         for name in [name for name in os.environ if name.startswith("OPENWORLD_")]:

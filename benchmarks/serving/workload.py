@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.serving import pictures
 from benchmarks.serving.load import EXPECTED
+from benchmarks.serving.made_images import write_images
 from models.versions.store import VersionStore
 
 TASKS = (("moss", "slate", "rust"), ("sand", "reed", "ember"), ("frost", "clay", "plum"))
@@ -65,13 +65,13 @@ def prepare(work: Path, data: Path | None, images: Path | None) -> Workload:
     asked: Sequence[Path]
     if data is None:
         for number, classes in enumerate(TASKS):
-            pictures.write(made / f"task {number}", classes, LEARNED_FROM)
+            write_images(made / f"task {number}", classes, LEARNED_FROM)
             _openworld("learn", str(made / f"task {number}"), "--data", str(work / "data"), **QUICK)
     else:
         _copy(data, work / "data")
     if images is None:
         names = [name for task in TASKS for name in task] + [STRANGER]
-        asked = [path for paths in pictures.write(made / "asked", names, ASKED).values() for path in paths]
+        asked = [path for paths in write_images(made / "asked", names, ASKED).values() for path in paths]
     else:
         found = sorted(path for path in images.rglob("*") if path.suffix.lower() in {".jpg", ".jpeg"})
         asked = found[:: len(found) // MOST_IMAGES + 1]

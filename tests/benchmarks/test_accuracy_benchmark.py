@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
-from tests.support.images import picture
+from tests.support.images import make_image
 
 pytest.importorskip("torch")
 pytest.importorskip("matplotlib")
@@ -87,7 +87,7 @@ def made_up(path: Path, per_class: dict[str, int], classes: int = 4) -> Path:
     tensors: dict[str, NDArray[Any]] = {}
     for split, count in per_class.items():
         labels = np.repeat(np.arange(classes), count)
-        images = [picture(1000 * len(split) + i, (24 + 8 * int(label), 24)) for i, label in enumerate(labels)]
+        images = [make_image(1000 * len(split) + i, (24 + 8 * int(label), 24)) for i, label in enumerate(labels)]
         tensors[f"{split}.bytes"] = np.frombuffer(b"".join(images), np.uint8)
         tensors[f"{split}.offsets"] = np.cumsum([0, *map(len, images)])
         tensors[f"{split}.labels"] = labels
@@ -102,7 +102,7 @@ def test_a_stream_cuts_all_classes_into_equal_tasks(tmp_path: Path) -> None:
     assert {name for task in stream.tasks for name in task} == set(images.classes)
     assert all(len(keys) == 3 for task in stream.tasks for keys in task.values())
     assert len(stream.test_keys) == len(stream.test_labels) == 8
-    assert images.read("train/0") == picture(5000, (24, 24))
+    assert images.read("train/0") == make_image(5000, (24, 24))
     assert Stream.make(images, 2, 3, None, seed=1) == stream
     with pytest.raises(SystemExit, match="4 classes cannot be cut into 3 equal tasks"):
         Stream.make(images, 3, None, None, seed=1)

@@ -21,7 +21,7 @@ from benchmarks.serving import load, report
 from benchmarks.serving.__main__ import arguments
 from benchmarks.serving.contenders import BARE, SERVICE
 from benchmarks.serving.figures import Measured, medians, percentile
-from benchmarks.serving.pictures import HEIGHT, WIDTH, picture
+from benchmarks.serving.made_images import HEIGHT, WIDTH, make_image
 from benchmarks.serving.process import free_port
 from benchmarks.serving.wire import BadResponse, Response, ResponseReader, form_request, raw_request
 
@@ -267,8 +267,8 @@ def test_the_table_shows_every_contender_and_why_one_is_missing() -> None:
 
 
 def test_made_pictures_are_the_same_every_time_and_as_large_as_photographs() -> None:
-    data = picture("moss", 1)
-    assert data == picture("moss", 1) != picture("moss", 2)
+    data = make_image("moss", 1)
+    assert data == make_image("moss", 1) != make_image("moss", 2)
     assert Image.open(io.BytesIO(data)).size == (WIDTH, HEIGHT)
     assert 8_000 < len(data) < 40_000
 

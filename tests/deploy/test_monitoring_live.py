@@ -21,8 +21,8 @@ import pytest
 
 from openworld.up.claims import free_port
 from tests.support.learning_loop import Loop, batch, loop
-from tests.support.prometheus import Question, local_config, needs_prometheus, questions
-from tests.support.servers import known, never_seen, wait_until
+from tests.support.prometheus import Question, local_config, questions, requires_prometheus
+from tests.support.servers import known_image, novel_image, wait_until
 
 WINDOWS, WAITS = 60, 300  # so many times as fast: five minutes are five seconds, and ten minutes of `for` are two
 RATE_INTERVAL = "5s"
@@ -105,8 +105,8 @@ class Robot:
         self._thread.join()
 
     def _run(self) -> None:
-        usual = [known(f"class {label}", 100 + number) for number in range(8) for label in range(5)]
-        strange = [never_seen(number) for number in range(40)]
+        usual = [known_image(f"class {label}", 100 + number) for number in range(8) for label in range(5)]
+        strange = [novel_image(number) for number in range(40)]
         with httpx.Client(base_url=self._url, timeout=30, trust_env=False) as http:
             for turn in range(1_000_000):
                 if self._stop.wait(0.02):
@@ -172,14 +172,14 @@ def play(running: Loop, watching: Prometheus, robot: Robot) -> Day:
     return Day(watching, robot.told, by_day, at_noon, at_night, (before, after))
 
 
-@needs_prometheus
+@requires_prometheus
 def test_the_ood_rate_is_exactly_the_share_of_novel_answers_that_the_client_counted(day: Day) -> None:
     assert set(day.told) == {"known", "novel"}, "every request was answered, the swap included"
     assert day.prometheus.value(NOVEL) == day.told["novel"]
     assert day.prometheus.value(f"{NOVEL} / {ANSWERED}") == day.told["novel"] / day.told.total()
 
 
-@needs_prometheus
+@requires_prometheus
 def test_the_alert_fires_while_most_images_are_novel_and_only_then(day: Day) -> None:
     assert day.firing_by_day == set(), "nothing is wrong on a usual day"
     assert "OpenworldOodRateHigh" in day.firing_at_noon
@@ -190,7 +190,7 @@ def test_the_alert_fires_while_most_images_are_novel_and_only_then(day: Day) -> 
     assert day.firing_at_noon | day.firing_at_night <= {"OpenworldOodRateHigh", "OpenworldScoreDrift"}
 
 
-@needs_prometheus
+@requires_prometheus
 def test_a_task_is_seen_getting_older_while_it_is_learned(day: Day) -> None:
     """Not only between two tasks: else nobody would notice a trainer that hangs in one."""
     assert max(day.prometheus.values("openworld_task_age_seconds")) > 1
@@ -199,7 +199,7 @@ def test_a_task_is_seen_getting_older_while_it_is_learned(day: Day) -> None:
     assert day.prometheus.value("openworld_task_age_seconds") == 0
 
 
-@needs_prometheus
+@requires_prometheus
 def test_the_swap_is_seen(day: Day) -> None:
     before, after = day.versions
     assert after == before + 1
@@ -208,7 +208,7 @@ def test_the_swap_is_seen(day: Day) -> None:
     assert all(day.prometheus.values(series) for series in seen)
 
 
-@needs_prometheus
+@requires_prometheus
 @pytest.mark.parametrize("question", list(questions()), ids=lambda question: question.where)
 def test_every_panel_has_something_to_show(day: Day, question: Question) -> None:
     assert day.prometheus.values(question.asked(RATE_INTERVAL))

@@ -22,10 +22,10 @@ from tests.support.prometheus import (
     alerts,
     dashboards,
     metrics_in,
-    needs_prometheus,
     panels,
     questions,
     recorded,
+    requires_prometheus,
     rules,
     shortened,
 )
@@ -70,13 +70,13 @@ def exported() -> set[str]:
 # Prometheus
 
 
-@needs_prometheus
+@requires_prometheus
 def test_prometheus_accepts_the_configuration_and_the_rules() -> None:
     promtool("check", "config", str(CONFIG))
     promtool("check", "rules", str(RULES))
 
 
-@needs_prometheus
+@requires_prometheus
 @pytest.mark.parametrize("file", RULE_TESTS, ids=lambda file: file.stem)
 def test_rules_do_what_their_tests_say(file: Path) -> None:
     promtool("test", "rules", str(file))

@@ -18,7 +18,7 @@ from openworld.up.embedded_redis import BINARY_SETTING, RedisServer, find_binary
 from tasks.errors import QueueUnavailable
 from tasks.queue.connection import connect
 from tests.support.paths import ROOT
-from tests.support.redis_servers import FLAVOURS
+from tests.support.redis_servers import REDIS_SERVERS
 
 PARENT = """
 import sys, time
@@ -30,7 +30,7 @@ time.sleep(60)
 """
 
 
-@pytest.fixture(params=FLAVOURS)
+@pytest.fixture(params=REDIS_SERVERS)
 def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RedisServer]:
     with RedisServer(tmp_path / "redis", request.param) as server:
         yield server

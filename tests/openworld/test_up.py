@@ -23,7 +23,7 @@ import redis
 from openworld.up.embedded_redis import RedisServer
 from tasks.queue.connection import connect
 from tests.support.paths import ROOT
-from tests.support.servers import known, never_seen, robot_folder, wait_until
+from tests.support.servers import known_image, learned_folder, novel_image, wait_until
 
 PARTS = ("serve", "train", "redis")
 
@@ -136,21 +136,21 @@ def up(data: str | Path, outputs: Path, cwd: Path | None = None, **settings: obj
 def robot(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """On a folder with versions, with spaces in its path, which is too long for a socket."""
     root = tmp_path_factory.mktemp("up")
-    with up(robot_folder(root / f"my robot's {'long ' * 20}folder"), root / "outputs") as running:
+    with up(learned_folder(root / f"my robot's {'long ' * 20}folder"), root / "outputs") as running:
         yield running
         assert running.end(signal.SIGTERM) == 0
 
 
 def test_it_answers_with_what_was_learned_and_says_so(robot: Running) -> None:
-    assert robot.predict(known("class 0"))["label"] == "class 0"
-    assert robot.predict(never_seen(1))["version"] == 3
+    assert robot.predict(known_image("class 0"))["label"] == "class 0"
+    assert robot.predict(novel_image(1))["version"] == 3
     assert "version 3, which knows 5 classes" in robot.out.read_text()
 
 
 def test_a_killed_server_comes_back_where_it_was(robot: Running) -> None:
     robot.kill("serve")
     wait_until(robot.answers, 30)
-    assert robot.predict(known("class 0"))["label"] == "class 0"
+    assert robot.predict(known_image("class 0"))["label"] == "class 0"
 
 
 def test_a_killed_redis_comes_back_at_its_address_with_what_it_had(robot: Running) -> None:
@@ -190,7 +190,7 @@ def test_a_folder_has_one_service(robot: Running) -> None:
 def test_an_empty_folder_answers_within_seconds_and_again_after_ctrl_c_and_after_a_kill(tmp_path: Path) -> None:
     started = time.monotonic()
     with up("new robot", tmp_path / "outputs", cwd=tmp_path) as running:
-        answer = running.predict(never_seen(1))
+        answer = running.predict(novel_image(1))
         assert time.monotonic() - started < 20  # 2 seconds on a machine with nothing else to do
         assert (answer["novel"], answer["version"]) == (True, 0)
         told = running.out.read_text()
@@ -204,7 +204,7 @@ def test_an_empty_folder_answers_within_seconds_and_again_after_ctrl_c_and_after
         assert running.end(signal.SIGKILL) == -signal.SIGKILL
     with up("new robot", tmp_path / "outputs", cwd=tmp_path) as running:
         assert running.redis("GET", "kept") == "yes"
-        assert running.predict(never_seen(1))["novel"]
+        assert running.predict(novel_image(1))["novel"]
 
 
 def test_a_redis_of_ones_own_is_used_and_left_running(tmp_path: Path) -> None:

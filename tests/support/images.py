@@ -8,7 +8,7 @@ import numpy as np
 from PIL import Image
 
 
-def picture(seed: int, size: tuple[int, int] = (32, 32), format: str = "JPEG") -> bytes:
+def make_image(seed: int, size: tuple[int, int] = (32, 32), format: str = "JPEG") -> bytes:
     """A picture that differs for every seed and is the same for the same one; `size` is width, height."""
     width, height = size
     pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)

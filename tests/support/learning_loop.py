@@ -25,7 +25,7 @@ from openworld.up.embedded_redis import RedisServer
 from tasks.images.store import ImageStore
 from tasks.queue.connection import connect
 from tasks.queue.queue import TaskQueue
-from tests.support.servers import IMAGES, address_of, robot_folder, wait_until
+from tests.support.servers import IMAGES, address_of, learned_folder, wait_until
 
 LEASE = 1.0
 ENDED = ("published", "rejected", "failed", "cancelled")
@@ -123,7 +123,7 @@ class Loop:
 @contextmanager
 def loop(root: Path, **settings: str) -> Iterator[Loop]:
     """Redis and a robot's folder with three versions; the other programs are started by the test."""
-    data = robot_folder(root / "robot")
+    data = learned_folder(root / "robot")
     with RedisServer(data / "redis") as redis:
         running = Loop(data, redis, {f"OPENWORLD_{name.upper()}": value for name, value in settings.items()})
         try:

@@ -7,7 +7,7 @@ from models.versions.backbone_spec import BackboneSpec
 from models.versions.manifest import Manifest
 
 
-def a_manifest(task_id: str = "task-1", parent: int | None = None, **changes: Any) -> Manifest:
+def make_manifest(task_id: str = "task-1", parent: int | None = None, **changes: Any) -> Manifest:
     """A valid manifest, with these fields changed."""
     fields: dict[str, Any] = {
         "parent": parent,
@@ -37,4 +37,4 @@ def manifest_of(model: Model, spec: BackboneSpec, **changes: Any) -> Manifest:
         "rule": model.rule.to_dict(),
         "threshold": float(model.calibration.threshold[0]),
     }
-    return a_manifest(**(own | changes))
+    return make_manifest(**(own | changes))

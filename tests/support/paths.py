@@ -8,4 +8,4 @@ ROOT = Path(__file__).resolve().parents[2]
 SHARED = ROOT.parent / "shared"
 DEIT_WEIGHTS = SHARED / "weights" / "deit_tiny_patch16_224.safetensors"
 
-needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="needs ../shared: real DeiT weights and CIFAR-10")
+requires_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="needs ../shared: real DeiT weights and CIFAR-10")

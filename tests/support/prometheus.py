@@ -19,7 +19,7 @@ PROMETHEUS = ROOT / "deploy" / "prometheus"
 CONFIG, RULES = PROMETHEUS / "prometheus.yml", PROMETHEUS / "rules" / "openworld.rules.yml"
 GRAFANA = ROOT / "deploy" / "grafana"
 
-needs_prometheus = pytest.mark.skipif(
+requires_prometheus = pytest.mark.skipif(
     not (shutil.which("promtool") and shutil.which("prometheus")),
     reason="needs Prometheus: apt-get install -y --no-install-recommends prometheus (or, as root, make system)",
 )

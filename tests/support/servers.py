@@ -30,12 +30,12 @@ from trainer.learning.tokens import Tokens
 IMAGES = TinyImages()
 
 
-def known(label: str, number: int = 100) -> bytes:
-    """A picture of a class that `robot_folder` has learned ("class 0" ...), not one that it was learned from."""
+def known_image(label: str, number: int = 100) -> bytes:
+    """A picture of a class that `learned_folder` has learned ("class 0" ...), not one that it was learned from."""
     return IMAGES.read(f"{label}/{number}")
 
 
-def never_seen(number: int) -> bytes:
+def novel_image(number: int) -> bytes:
     """A picture of a class of its own."""
     return IMAGES.read(f"stranger {number}/{number}")
 
@@ -64,7 +64,7 @@ def _template() -> Path:
     return folder
 
 
-def robot_folder(root: Path, current: int = 3) -> Path:
+def learned_folder(root: Path, current: int = 3) -> Path:
     """A copy to play with."""
     shutil.copytree(_template(), root, dirs_exist_ok=True)
     if current != 3:

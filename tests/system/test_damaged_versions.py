@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from models.versions.store import MANIFEST, SAMPLES, TENSORS, VersionStore
-from tests.support.servers import RunningServer, known, robot_folder, running_server, wait_until
+from tests.support.servers import RunningServer, known_image, learned_folder, running_server, wait_until
 
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    return robot_folder(tmp_path / "robot", current=2)
+    return learned_folder(tmp_path / "robot", current=2)
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def test_the_old_version_goes_on_and_the_reason_is_shown(server: RunningServer, 
     (data / "CURRENT").write_text("3\n")  # as a trainer on a disk that lies would leave it
     wait_until(lambda: server.get("/versions").json()["problem"] is not None)
 
-    answer = server.post("/predict", content=known("class 0"))
+    answer = server.post("/predict", content=known_image("class 0"))
     assert answer.status_code == 200
     assert answer.json()["predictions"][0]["version"] == 2
     assert server.get("/readyz").status_code == 200
@@ -81,7 +81,7 @@ def test_the_old_version_goes_on_and_the_reason_is_shown(server: RunningServer, 
         assert shown[3]["state"] == "damaged"
         assert reason in shown[3]["reason"]
 
-    pinned = server.post("/predict", content=known("class 0"), params={"version": 3})
+    pinned = server.post("/predict", content=known_image("class 0"), params={"version": 3})
     assert pinned.status_code in (404, 409)
 
 
@@ -113,27 +113,27 @@ def test_a_current_file_with_rubbish_in_it_is_survived_and_shown(server: Running
     problem = server.get("/versions").json()["problem"]
     assert problem["version"] is None
     assert "CURRENT" in problem["reason"]
-    assert server.post("/predict", content=known("class 0")).json()["predictions"][0]["version"] == 2
+    assert server.post("/predict", content=known_image("class 0")).json()["predictions"][0]["version"] == 2
     assert server.post("/versions/3/activate").status_code == 200
     assert server.get("/versions").json()["problem"] is None
 
 
 def test_a_server_that_starts_beside_a_damaged_version_serves_the_one_before_it(tmp_path: Path) -> None:
-    data = robot_folder(tmp_path / "robot")
+    data = learned_folder(tmp_path / "robot")
     flip_a_byte(VersionStore(data).folder(3))
     with running_server(data) as server:
         found = server.get("/versions").json()
         assert (found["serving"], found["current"]) == (2, 3)
         assert found["problem"]["code"] == "changed"
-        assert server.post("/predict", content=known("class 0")).json()["predictions"][0]["version"] == 2
+        assert server.post("/predict", content=known_image("class 0")).json()["predictions"][0]["version"] == 2
 
 
 def test_a_server_that_can_load_nothing_is_not_ready_rather_than_calling_all_novel(tmp_path: Path) -> None:
-    data = robot_folder(tmp_path / "robot")
+    data = learned_folder(tmp_path / "robot")
     for version in (1, 2, 3):
         flip_a_byte(VersionStore(data).folder(version))
     with running_server(data) as server:
-        for refused in (server.get("/readyz"), server.post("/predict", content=known("class 0"))):
+        for refused in (server.get("/readyz"), server.post("/predict", content=known_image("class 0"))):
             assert (refused.status_code, refused.json()["code"]) == (503, "not_ready")
             assert int(refused.headers["Retry-After"]) >= 1
         assert server.get("/livez").status_code == 200

@@ -18,14 +18,14 @@ from models.versions.store import VersionStore
 from openworld.up.embedded_redis import RedisServer
 from tasks.queue.announcements import announce
 from tasks.queue.connection import connect
-from tests.support.servers import RunningServer, known, robot_folder, running_server, wait_until
+from tests.support.servers import RunningServer, known_image, learned_folder, running_server, wait_until
 
 CLIENTS = 32
 
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    return robot_folder(tmp_path / "robot", current=1)
+    return learned_folder(tmp_path / "robot", current=1)
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def server(data: Path) -> Iterator[RunningServer]:
 
 
 def answers(server: RunningServer, label: str, **arguments: Any) -> dict[str, Any]:
-    response = server.post("/predict", content=known(label), **arguments)
+    response = server.post("/predict", content=known_image(label), **arguments)
     assert response.status_code == 200, response.text
     found: dict[str, Any] = response.json()["predictions"][0]
     return found
@@ -67,14 +67,14 @@ def test_a_request_can_ask_for_a_version(server: RunningServer) -> None:
     assert answers(server, "class 4", params={"version": 3})["label"] == "class 4"
     assert answers(server, "class 4", params={"version": 2})["version"] == 2
     assert answers(server, "class 4")["version"] == 1
-    missing = server.post("/predict", content=known("class 0"), params={"version": 9})
+    missing = server.post("/predict", content=known_image("class 0"), params={"version": 9})
     assert (missing.status_code, missing.json()["code"]) == (404, "not_found")
     assert server.post("/versions/9/activate").status_code == 404
 
 
 def test_32_clients_under_load_notice_nothing_of_20_swaps(server: RunningServer) -> None:
     stop, failures, seen = threading.Event(), [], set()
-    picture = known("class 0")
+    picture = known_image("class 0")
 
     def client() -> int:
         count = 0
@@ -109,7 +109,7 @@ def test_200_swaps_leave_no_memory_behind(server: RunningServer) -> None:
     with httpx.Client(base_url=server.url, timeout=30) as http:
         for swap in range(1, 201):
             assert http.post(f"/versions/{(2, 3, 1)[swap % 3]}/activate").status_code == 200
-            assert http.post("/predict", content=known("class 0")).status_code == 200
+            assert http.post("/predict", content=known_image("class 0")).status_code == 200
             if swap in (20, 200):
                 after[swap] = memory().rss
     assert after[200] <= 1.05 * after[20], {swap: size / 2**20 for swap, size in after.items()}
@@ -130,12 +130,12 @@ def test_a_server_without_a_version_answers_novel_until_there_is_one(tmp_path: P
             "versions": [],
             "history": [],
         }
-        robot_folder(empty)
+        learned_folder(empty)
         wait_until(lambda: answers(server, "class 0")["version"] == 3)
 
 
 def test_an_announced_version_is_served_long_before_the_next_look(tmp_path: Path) -> None:
-    data = robot_folder(tmp_path / "robot", current=1)
+    data = learned_folder(tmp_path / "robot", current=1)
     with (
         RedisServer(tmp_path / "redis") as redis,
         running_server(data, poll_seconds=600, redis_url=redis.url) as server,

@@ -16,16 +16,16 @@ import pytest
 from PIL import Image
 
 from openworld.cli import main
-from tests.support.servers import IMAGES, RunningServer, known, never_seen, robot_folder, running_server
+from tests.support.servers import IMAGES, RunningServer, known_image, learned_folder, novel_image, running_server
 
 COUNT, CLIENTS = 500, 32
 EXACT = ("label", "novel", "task", "version")
 NUMBERS = ("score", "calibrated_score", "p_novel")
 
 
-def picture(number: int) -> bytes:
+def make_image(number: int) -> bytes:
     """A distinct picture: known classes, strangers, three formats, several sizes; every tenth is broken."""
-    data = known(f"class {number % 5}", 1000 + number) if number % 3 else never_seen(number)
+    data = known_image(f"class {number % 5}", 1000 + number) if number % 3 else novel_image(number)
     image = Image.open(io.BytesIO(data)).resize((8 + number % 40, 8 + number % 23))
     buffer = io.BytesIO()
     image.save(buffer, format=("PNG", "JPEG", "WEBP")[number % 3], quality=90)
@@ -35,7 +35,7 @@ def picture(number: int) -> bytes:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    data = robot_folder(tmp_path_factory.mktemp("isolation") / "robot")
+    data = learned_folder(tmp_path_factory.mktemp("isolation") / "robot")
     with running_server(data, inbox_rate=1000) as running:
         yield running
 
@@ -45,7 +45,7 @@ def expected(server: RunningServer, tmp_path_factory: pytest.TempPathFactory) ->
     """What the command line says of each picture, one process, one after the other."""
     folder = tmp_path_factory.mktemp("pictures")
     for number in range(COUNT):
-        (folder / f"{number:04d}.png").write_bytes(picture(number))
+        (folder / f"{number:04d}.png").write_bytes(make_image(number))
     data = server.log.parent / "robot"
     out = io.StringIO()
     with pytest.MonkeyPatch.context() as patch:
@@ -57,7 +57,7 @@ def expected(server: RunningServer, tmp_path_factory: pytest.TempPathFactory) ->
 
 def send(client: httpx.Client, url: str, numbers: list[int], way: str) -> list[dict[str, Any]]:
     """The answers to these pictures; one that cannot be read has its error in its place."""
-    images = [picture(number) for number in numbers]
+    images = [make_image(number) for number in numbers]
     if way == "raw":
         answers = []
         for image in images:

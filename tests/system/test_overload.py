@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.support.servers import RunningServer, known, robot_folder, running_server, wait_until
+from tests.support.servers import RunningServer, known_image, learned_folder, running_server, wait_until
 
 
 def slow_picture(seed: int) -> bytes:
@@ -34,7 +34,7 @@ SLOW = slow_picture(0)
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    data = robot_folder(tmp_path_factory.mktemp("overload") / "robot")
+    data = learned_folder(tmp_path_factory.mktemp("overload") / "robot")
     with running_server(data, queue_limit=8, max_images=8, decode_threads=1, inbox="false") as running:
         yield running
 
@@ -75,7 +75,7 @@ def test_too_many_get_429_with_a_time_to_come_back_and_the_rest_an_answer(server
     assert server.metric("openworld_rejected_total", reason="queue_full") == statuses[429]
     assert server.metric("openworld_in_flight_images") == 0
     assert server.metric("openworld_queue_depth") == 0
-    assert server.post("/predict", content=known("class 0")).status_code == 200
+    assert server.post("/predict", content=known_image("class 0")).status_code == 200
 
 
 def test_a_deadline_that_cannot_be_met_is_504_and_leaves_nothing_behind(server: RunningServer) -> None:
@@ -106,7 +106,7 @@ def test_a_client_that_goes_away_is_not_waited_for(server: RunningServer) -> Non
 
 
 def test_bodies_beyond_the_memory_limit_are_refused_while_others_are_held(tmp_path: Path) -> None:
-    with running_server(robot_folder(tmp_path / "robot"), memory_limit=6 * 2**20, inbox="false") as server:
+    with running_server(learned_folder(tmp_path / "robot"), memory_limit=6 * 2**20, inbox="false") as server:
         statuses, _, _ = asyncio.run(burst(server.url, clients=8, seconds=1))
         assert statuses[200]
         assert statuses[429]

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import httpx2 as httpx
 
-from tests.support.servers import known, robot_folder, running_server, wait_until
+from tests.support.servers import known_image, learned_folder, running_server, wait_until
 
 CLIENTS = 16
 
@@ -24,7 +24,7 @@ def test_sigterm_under_load_leaves_no_accepted_request_without_its_answer(tmp_pa
     outcomes: Counter[str] = Counter()
     unread: list[str] = []
     # Enough images a request that some are in the middle of their work when the signal comes.
-    files = [("images", ("x", known("class 0", number))) for number in range(40)]
+    files = [("images", ("x", known_image("class 0", number))) for number in range(40)]
 
     def client() -> None:
         with httpx.Client(timeout=30) as http:
@@ -43,7 +43,7 @@ def test_sigterm_under_load_leaves_no_accepted_request_without_its_answer(tmp_pa
                 if response.status_code == 200:
                     assert len(response.json()["predictions"]) == 40
 
-    with running_server(robot_folder(tmp_path / "robot"), drain_seconds=0.5, queue_limit=2000) as server:
+    with running_server(learned_folder(tmp_path / "robot"), drain_seconds=0.5, queue_limit=2000) as server:
         threads = [threading.Thread(target=client) for _ in range(CLIENTS)]
         for thread in threads:
             thread.start()
@@ -61,21 +61,21 @@ def test_sigterm_under_load_leaves_no_accepted_request_without_its_answer(tmp_pa
 
 
 def test_it_is_not_ready_before_it_stops_listening(tmp_path: Path) -> None:
-    with running_server(robot_folder(tmp_path / "robot"), drain_seconds=2) as server:
+    with running_server(learned_folder(tmp_path / "robot"), drain_seconds=2) as server:
         assert server.get("/readyz").status_code == 200
         server.process.send_signal(signal.SIGTERM)
         wait_until(lambda: server.get("/readyz").status_code == 503, 1.5)
         refused = server.get("/v2/health/ready")
         assert (refused.status_code, refused.json()["code"]) == (503, "not_ready")
         assert server.get("/livez").status_code == 200
-        answer = server.post("/predict", content=known("class 0"))
+        answer = server.post("/predict", content=known_image("class 0"))
         assert answer.status_code == 200
         assert answer.headers["connection"] == "close"
         assert server.process.wait(20) == 0
 
 
 def test_a_second_signal_does_not_wait_for_the_drain(tmp_path: Path) -> None:
-    with running_server(robot_folder(tmp_path / "robot"), drain_seconds=60) as server:
+    with running_server(learned_folder(tmp_path / "robot"), drain_seconds=60) as server:
         server.process.send_signal(signal.SIGINT)
         wait_until(lambda: server.get("/readyz").status_code == 503)
         server.process.send_signal(signal.SIGINT)

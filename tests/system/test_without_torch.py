@@ -15,7 +15,7 @@ import httpx2 as httpx
 import pytest
 
 from tests.support.paths import ROOT
-from tests.support.servers import address_of, known, robot_folder, running_server
+from tests.support.servers import address_of, known_image, learned_folder, running_server
 from tests.system.test_import_rules import IMPORT_WITHOUT_TORCH
 
 BLOCK = IMPORT_WITHOUT_TORCH.partition("failures =")[0]
@@ -27,7 +27,7 @@ runpy.run_module("openworld", run_name="__main__")
 
 
 def test_it_serves_where_torch_cannot_be_imported(tmp_path: Path) -> None:
-    data = robot_folder(tmp_path / "robot")
+    data = learned_folder(tmp_path / "robot")
     script = tmp_path / "blocked.py"
     script.write_text(BLOCK + SERVE)
     blocked = json.dumps(["torch", "torchvision", "timm"])
@@ -52,7 +52,7 @@ def test_it_serves_from_a_fresh_environment_with_the_serve_extra_alone(tmp_path:
     installed = {package["name"].lower() for package in json.loads(listed)}
     assert "onnxruntime-gpu" in installed or "onnxruntime" in installed
     assert not installed & {"torch", "torchvision", "timm"}
-    data = robot_folder(tmp_path / "robot")
+    data = learned_folder(tmp_path / "robot")
     check([str(tmp_path / "venv" / "bin" / "openworld"), "serve", "--data", str(data)], tmp_path)
 
 
@@ -65,11 +65,11 @@ def check(command: list[str], folder: Path) -> None:
         process = subprocess.Popen(command, stdout=file, stderr=file, env=environment, cwd=folder)
     try:
         url = address_of(process, log)
-        answer = httpx.post(f"{url}/predict", content=known("class 0"), timeout=30).json()["predictions"][0]
+        answer = httpx.post(f"{url}/predict", content=known_image("class 0"), timeout=30).json()["predictions"][0]
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(30)
     with running_server(folder / "robot", log=folder / "other.log") as server:
-        assert server.post("/predict", content=known("class 0")).json()["predictions"][0] | {"id": ""} == answer | {
+        assert server.post("/predict", content=known_image("class 0")).json()["predictions"][0] | {
             "id": ""
-        }
+        } == answer | {"id": ""}

@@ -15,8 +15,8 @@ from models.errors import BackboneError
 from models.files import sha256_file
 from models.images import read_image
 from models.versions.backbone_spec import BackboneSpec
-from tests.support.images import picture
-from tests.support.paths import DEIT_WEIGHTS, needs_shared
+from tests.support.images import make_image
+from tests.support.paths import DEIT_WEIGHTS, requires_shared
 
 torch = pytest.importorskip("torch")
 timm = pytest.importorskip("timm")
@@ -345,7 +345,7 @@ def test_a_cnns_dimensions_are_those_of_its_feature(name: str, tmp_path: Path) -
 
 
 def prepared(backbone: Backbone, *seeds: int) -> Any:
-    images = [read_image(picture(seed, (300, 260))) for seed in seeds]
+    images = [read_image(make_image(seed, (300, 260))) for seed in seeds]
     return np.stack([backbone.spec.preprocessing.apply(image) for image in images])
 
 
@@ -362,7 +362,7 @@ def timms_feature(name: str, file: Path, pixels: Any) -> Any:
 
 
 @pytest.mark.parametrize("blocks", [1, 2, 12])
-@pytest.mark.parametrize("kind", ["random", pytest.param("trained", marks=needs_shared)])
+@pytest.mark.parametrize("kind", ["random", pytest.param("trained", marks=requires_shared)])
 def test_the_frozen_task_gives_timms_own_feature(kind: str, blocks: int, deit_file: Path, tmp_path: Path) -> None:
     file = deit_file if kind == "random" else DEIT_WEIGHTS
     backbone = open_backbone(tmp_path, DEIT, file, blocks)

@@ -41,7 +41,7 @@ from models.network.backbone import Backbone, open_backbone
 from models.network.export import export
 from models.versions.store import VersionStore
 from tests.support.manifests import manifest_of
-from tests.support.paths import DEIT_WEIGHTS, ROOT, SHARED, needs_shared
+from tests.support.paths import DEIT_WEIGHTS, ROOT, SHARED, requires_shared
 from trainer.learning.checkpoint import Checkpoint
 from trainer.learning.learner import Learner
 from trainer.learning.memory import Samples
@@ -284,7 +284,7 @@ def deit(tmp_path_factory: pytest.TempPathFactory, cifar10: ImageSet) -> DeitInT
     return DeitInTorch(pixels, tokens, torch_features(last_adapted, tokens[1], last_adapted.frozen_task()))
 
 
-@needs_shared
+@requires_shared
 @pytest.mark.parametrize("adapted_blocks", [1, 2, 12])
 def test_deit_answers_as_in_torch_on_real_images(
     deit: DeitInTorch, cifar10: ImageSet, adapted_blocks: int, tmp_path: Path

@@ -11,12 +11,12 @@ from models.errors import ClassConflict, StaleParent, UnknownClass
 from models.inference.predictor import Predictor
 from models.versions.edits import Edit, active_classes, publish_edit, unusable
 from models.versions.store import TENSORS, VersionStore
-from tests.support.servers import known, robot_folder
+from tests.support.servers import known_image, learned_folder
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> VersionStore:
-    return VersionStore(robot_folder(tmp_path / "robot"))
+    return VersionStore(learned_folder(tmp_path / "robot"))
 
 
 def edit(store: VersionStore, *what: str) -> int:
@@ -25,7 +25,7 @@ def edit(store: VersionStore, *what: str) -> int:
 
 def answers(store: VersionStore, label: str) -> tuple[str | None, list[str]]:
     """What most of a class's pictures are called, and what one of them looks like."""
-    found = Predictor.open(store.root, device="cpu").predict([known(label, n) for n in range(100, 109)])
+    found = Predictor.open(store.root, device="cpu").predict([known_image(label, n) for n in range(100, 109)])
     labels = [one.label for one in found if not isinstance(one, Exception)]
     nearest = [name for name, _ in found[0].nearest] if not isinstance(found[0], Exception) else []
     return max(set(labels), key=labels.count), nearest
@@ -136,9 +136,9 @@ def test_a_batch_for_a_class_that_is_gone_hears_what_to_do(store: VersionStore) 
 
 
 def test_the_shares_of_the_nearest_are_those_of_all_classes(store: VersionStore) -> None:
-    (plain,) = Predictor.open(store.root, device="cpu").predict([known("class 4")])
+    (plain,) = Predictor.open(store.root, device="cpu").predict([known_image("class 4")])
     edit(store, "merge", "class 4", "class 0")
-    (merged,) = Predictor.open(store.root, device="cpu").predict([known("class 4")])
+    (merged,) = Predictor.open(store.root, device="cpu").predict([known_image("class 4")])
     assert not isinstance(plain, Exception)
     assert not isinstance(merged, Exception)
     before, after = dict(plain.nearest), dict(merged.nearest)

@@ -10,22 +10,22 @@ from pydantic import ValidationError
 
 from models.errors import CorruptVersion, StoreError
 from models.versions.manifest import ADDED_LATER, SCHEMA, FileEntry, Manifest
-from tests.support.manifests import a_manifest
+from tests.support.manifests import make_manifest
 
 
 def changed(**changes: Any) -> bytes:
-    return json.dumps(json.loads(a_manifest().to_json()) | changes).encode()
+    return json.dumps(json.loads(make_manifest().to_json()) | changes).encode()
 
 
 def test_a_manifest_reads_back_as_it_was_written() -> None:
-    manifest = a_manifest().sealed({"model.safetensors": b"abc"})
+    manifest = make_manifest().sealed({"model.safetensors": b"abc"})
     assert Manifest.from_json(manifest.to_json()) == manifest
 
 
 def test_the_text_is_canonical() -> None:
     created = datetime(2024, 1, 1, tzinfo=UTC)
-    one = a_manifest(metrics={"a": 1, "b": 2}, created=created)
-    other = a_manifest(metrics={"b": 2, "a": 1}, created=created.astimezone(timezone(timedelta(hours=2))))
+    one = make_manifest(metrics={"a": 1, "b": 2}, created=created)
+    other = make_manifest(metrics={"b": 2, "a": 1}, created=created.astimezone(timezone(timedelta(hours=2))))
     assert one.to_json() == other.to_json()
     assert one.to_json().endswith(b"\n")
     assert "dög" in one.to_json().decode()
@@ -34,7 +34,7 @@ def test_the_text_is_canonical() -> None:
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), np.float32(1), {1, 2}])
 def test_a_value_that_json_cannot_carry_is_refused_when_writing(value: Any) -> None:
     with pytest.raises(StoreError, match="the manifest cannot be written as JSON"):
-        a_manifest(metrics={"auroc": [value]}).to_json()
+        make_manifest(metrics={"auroc": [value]}).to_json()
 
 
 def test_a_newer_schema_asks_for_an_upgrade_even_when_its_fields_are_unknown() -> None:
@@ -44,7 +44,7 @@ def test_a_newer_schema_asks_for_an_upgrade_even_when_its_fields_are_unknown() -
 
 @pytest.mark.parametrize("field", sorted(set(Manifest.model_fields) - ADDED_LATER))
 def test_a_missing_field_is_named(field: str) -> None:
-    document = json.loads(a_manifest().to_json())
+    document = json.loads(make_manifest().to_json())
     del document[field]
     with pytest.raises(CorruptVersion, match=rf"m\.json: missing field {field}$"):
         Manifest.from_json(json.dumps(document).encode(), name="m.json")
@@ -73,7 +73,7 @@ def test_a_malformed_manifest_is_refused_with_the_file_and_the_reason(data: byte
 @pytest.mark.parametrize("task_id", ["", ".", "..", "../x", "a/b", ".hidden", "a\n", "x" * 129])
 def test_a_task_id_that_could_leave_its_folder_is_refused(task_id: str) -> None:
     with pytest.raises(ValidationError, match="task_id"):
-        a_manifest(task_id=task_id)
+        make_manifest(task_id=task_id)
 
 
 def test_a_file_entry_tells_a_short_file_from_a_changed_one() -> None:
@@ -87,4 +87,4 @@ def test_a_file_entry_tells_a_short_file_from_a_changed_one() -> None:
 
 def test_a_manifest_cannot_be_changed() -> None:
     with pytest.raises(ValidationError, match="frozen"):
-        a_manifest().version = 3
+        make_manifest().version = 3

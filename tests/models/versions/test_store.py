@@ -22,7 +22,7 @@ from hypothesis.extra import numpy as hnp
 from models.errors import CorruptVersion, NothingLearned, StaleParent, StoreError
 from models.versions.manifest import Manifest
 from models.versions.store import VersionStore
-from tests.support.manifests import a_manifest
+from tests.support.manifests import make_manifest
 from tests.support.paths import ROOT
 
 STEPS = ["started", "written", "renamed", "logged", "promoted"]
@@ -55,7 +55,7 @@ except StaleParent:
 
 
 def publish(store: VersionStore, task_id: str, parent: int | None, **changes: Any) -> int:
-    return store.publish(a_manifest(task_id, parent, **changes), TENSORS, SAMPLES).version
+    return store.publish(make_manifest(task_id, parent, **changes), TENSORS, SAMPLES).version
 
 
 def start_trainer(root: Path, manifest: Manifest, die_at: str) -> subprocess.Popen[str]:
@@ -83,7 +83,7 @@ def store(tmp_path: Path) -> VersionStore:
 
 def test_a_published_version_is_current_and_loads_as_it_was(store: VersionStore) -> None:
     graph = store.add_graph(b"a graph")
-    published = store.publish(a_manifest(graphs={"trunk": graph}), TENSORS, SAMPLES)
+    published = store.publish(make_manifest(graphs={"trunk": graph}), TENSORS, SAMPLES)
     loaded = store.load()
     assert store.current() == published.version == 1
     assert loaded.manifest == published == store.manifest(1)
@@ -112,7 +112,7 @@ def test_tensors_of_any_type_and_shape_survive_even_as_views(tensors: dict[str, 
     with tempfile.TemporaryDirectory() as folder:
         store = VersionStore(Path(folder))
         views = {name: tensor.T for name, tensor in tensors.items()}
-        store.publish(a_manifest(), views, None)
+        store.publish(make_manifest(), views, None)
         loaded = store.load().tensors
     assert loaded.keys() == views.keys()
     for name, view in views.items():
@@ -122,9 +122,9 @@ def test_tensors_of_any_type_and_shape_survive_even_as_views(tensors: dict[str, 
 
 def test_a_tensor_that_cannot_be_kept_is_refused_before_anything_is_written(store: VersionStore) -> None:
     with pytest.raises(StoreError, match="tensors cannot be written"):
-        store.publish(a_manifest(), {"t": np.array(["2024"], dtype="datetime64[s]")}, None)
+        store.publish(make_manifest(), {"t": np.array(["2024"], dtype="datetime64[s]")}, None)
     with pytest.raises(StoreError, match="samples cannot be written"):
-        store.publish(a_manifest(), TENSORS, [float("nan")])
+        store.publish(make_manifest(), TENSORS, [float("nan")])
     assert not store.root.exists()
 
 
@@ -270,7 +270,7 @@ def test_a_trainer_that_turns_zombie_while_it_waits_for_the_lock_is_refused(stor
 def test_of_several_publishers_on_one_parent_exactly_one_wins(store: VersionStore) -> None:
     parent: int | None = None
     for generation in (1, 2):
-        racers = [start_trainer(store.root, a_manifest(f"g{generation}-{i}", parent), "race") for i in range(4)]
+        racers = [start_trainer(store.root, make_manifest(f"g{generation}-{i}", parent), "race") for i in range(4)]
         for racer in racers:
             assert racer.stdout is not None
             assert racer.stdout.readline() == "ready\n"
@@ -297,7 +297,7 @@ def test_a_trainer_killed_at_any_step_publishes_its_task_exactly_once(
 ) -> None:
     if parent:
         publish(store, "task-1", None)
-    manifest = a_manifest("killed", parent)
+    manifest = make_manifest("killed", parent)
     trainer = start_trainer(store.root, manifest, step)
     assert trainer.communicate(timeout=60)[0] == ""
     assert trainer.returncode == -signal.SIGKILL
@@ -327,7 +327,7 @@ def leave_unfinished(store: VersionStore, manifest: Manifest) -> None:
 
 def test_a_task_retried_on_a_newer_parent_replaces_what_its_killed_attempt_left(store: VersionStore) -> None:
     publish(store, "task-1", None)
-    leave_unfinished(store, a_manifest("killed", 1))
+    leave_unfinished(store, make_manifest("killed", 1))
     assert store.versions() == [1, 2]
     assert publish(store, "other", 1) == 3
     assert publish(store, "killed", 3) == 3 + 1
@@ -339,17 +339,17 @@ def test_a_task_retried_on_a_newer_parent_replaces_what_its_killed_attempt_left(
 def test_what_a_killed_attempt_left_is_promoted_only_if_it_is_what_would_be_written(
     store: VersionStore, same: bool
 ) -> None:
-    leave_unfinished(store, a_manifest("killed"))
+    leave_unfinished(store, make_manifest("killed"))
     left = store.manifest(1)
     tensors, samples = ({"w": np.ones(3)}, {}) if same else (TENSORS, SAMPLES)
-    published = store.publish(a_manifest("killed"), tensors, samples)
+    published = store.publish(make_manifest("killed"), tensors, samples)
     assert (published == left) == same
     assert store.load().tensors.keys() == tensors.keys()
     assert len(store.versions()) == 1
 
 
 def test_an_unfinished_version_that_is_damaged_is_made_anew(store: VersionStore) -> None:
-    leave_unfinished(store, a_manifest("killed"))
+    leave_unfinished(store, make_manifest("killed"))
     flip_a_byte(store.root / "versions/000001/model.safetensors")
     publish(store, "killed", None)
     assert store.load().tensors.keys() == TENSORS.keys()
@@ -417,7 +417,7 @@ def test_a_full_disk_spoils_neither_a_rejection_nor_a_roll_back(store: VersionSt
     publish(store, "task-2", 1)
     before = tree(store.root)
     for action in (
-        lambda: store.reject(a_manifest("bad", 2), TENSORS, SAMPLES, "forgets"),
+        lambda: store.reject(make_manifest("bad", 2), TENSORS, SAMPLES, "forgets"),
         lambda: store.activate(1, "operator", "roll back"),
         lambda: store.add_graph(b"a graph"),
     ):
@@ -470,7 +470,7 @@ def test_a_version_that_does_not_exist_cannot_be_activated(store: VersionStore) 
 def test_a_rejected_task_is_kept_with_its_reason_and_is_not_current(store: VersionStore) -> None:
     publish(store, "task-1", None)
     for reason in ("accuracy fell", "forgets cats"):
-        folder = store.reject(a_manifest("task-2", 1), TENSORS, SAMPLES, reason)
+        folder = store.reject(make_manifest("task-2", 1), TENSORS, SAMPLES, reason)
     assert folder == store.root / "rejected/task-2"
     kept = Manifest.from_json((folder / "manifest.json").read_bytes())
     assert kept.metrics == {"accuracy": 0.9, "rejected": "forgets cats"}

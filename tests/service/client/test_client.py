@@ -19,7 +19,14 @@ import pytest
 from models.errors import OpenWorldError
 from service.client import ApiError, AsyncClient, Client, Unreachable
 from service.wire.schemas import Failure, Prediction, Predictions
-from tests.support.servers import RunningServer, known, never_seen, robot_folder, running_server, wait_until
+from tests.support.servers import (
+    RunningServer,
+    known_image,
+    learned_folder,
+    novel_image,
+    running_server,
+    wait_until,
+)
 
 KEY = "a-secret-of-the-tests-0123456789"
 EXAMPLE = json.dumps(Predictions.model_json_schema()["examples"][0]).encode()
@@ -27,7 +34,7 @@ EXAMPLE = json.dumps(Predictions.model_json_schema()["examples"][0]).encode()
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    data = robot_folder(tmp_path_factory.mktemp("client") / "robot")
+    data = learned_folder(tmp_path_factory.mktemp("client") / "robot")
     with running_server(data, threads=1, keys=f"robot:predict+operate:{KEY}") as running:
         yield running
 
@@ -58,8 +65,8 @@ def test_an_image_is_named_whether_it_comes_as_bytes_or_as_a_path(
     server: RunningServer, kind: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "photo.png"
-    path.write_bytes(known("class 1"))
-    for image in (known("class 1"), path):
+    path.write_bytes(known_image("class 1"))
+    for image in (known_image("class 1"), path):
         answer = call(kind, server.url, "predict", image)
         assert isinstance(answer, Prediction)
         assert (answer.label, answer.novel, answer.version) == ("class 1", False, 3)
@@ -67,14 +74,14 @@ def test_an_image_is_named_whether_it_comes_as_bytes_or_as_a_path(
 
 
 def test_a_stranger_is_novel(server: RunningServer, kind: str) -> None:
-    answer = call(kind, server.url, "predict", never_seen(1))
+    answer = call(kind, server.url, "predict", novel_image(1))
     assert (answer.novel, answer.label) == (True, None)
 
 
 def test_among_many_a_bad_image_has_a_failure_in_its_place(server: RunningServer, kind: str, tmp_path: Path) -> None:
     path = tmp_path / "photo.png"
-    path.write_bytes(known("class 2"))
-    images = [known("class 0"), b"no image", path, known("class 4")[:60], never_seen(2), b""]
+    path.write_bytes(known_image("class 2"))
+    images = [known_image("class 0"), b"no image", path, known_image("class 4")[:60], novel_image(2), b""]
     answers = call(kind, server.url, "predict_many", images)
     told = [answer.error.code if isinstance(answer, Failure) else answer.label for answer in answers]
     assert told == ["class 0", "unsupported_image", "class 2", "broken_image", None, "unsupported_image"]
@@ -82,16 +89,16 @@ def test_among_many_a_bad_image_has_a_failure_in_its_place(server: RunningServer
 
 
 def test_a_pinned_version_answers(server: RunningServer, kind: str) -> None:
-    assert call(kind, server.url, "predict", known("class 4")).label == "class 4"
-    pinned = call(kind, server.url, "predict", known("class 4"), version=1)
+    assert call(kind, server.url, "predict", known_image("class 4")).label == "class 4"
+    pinned = call(kind, server.url, "predict", known_image("class 4"), version=1)
     assert (pinned.version, pinned.novel) == (1, True)  # it had not learned that class yet
-    many = call(kind, server.url, "predict_many", [known("class 0"), known("class 2")], version=2)
+    many = call(kind, server.url, "predict_many", [known_image("class 0"), known_image("class 2")], version=2)
     assert [answer.version for answer in many] == [2, 2]
 
 
 def test_an_error_carries_status_code_detail_and_request_id(server: RunningServer, kind: str) -> None:
     with pytest.raises(ApiError) as found:
-        call(kind, server.url, "predict", known("class 0"), version=99)
+        call(kind, server.url, "predict", known_image("class 0"), version=99)
     error = found.value
     assert (error.status, error.code) == (404, "not_found")
     assert "99" in error.detail
@@ -107,7 +114,7 @@ def test_an_error_carries_status_code_detail_and_request_id(server: RunningServe
     [
         (b"text", 415, "unsupported_image"),
         (b"", 415, "unsupported_image"),
-        (known("class 0")[:50], 422, "broken_image"),
+        (known_image("class 0")[:50], 422, "broken_image"),
     ],
 )
 def test_a_single_bad_image_is_an_error(server: RunningServer, kind: str, image: bytes, status: int, code: str) -> None:
@@ -119,7 +126,7 @@ def test_a_single_bad_image_is_an_error(server: RunningServer, kind: str, image:
 def test_too_many_images_are_an_error_that_is_not_tried_again(server: RunningServer, kind: str) -> None:
     before = server.metric("openworld_requests_total", route="/predict", code="413")
     with pytest.raises(ApiError) as found:
-        call(kind, server.url, "predict_many", [known("class 0")] * 65)
+        call(kind, server.url, "predict_many", [known_image("class 0")] * 65)
     assert (found.value.status, found.value.code) == (413, "body_too_large")
     assert server.metric("openworld_requests_total", route="/predict", code="413") == before + 1
 
@@ -127,7 +134,7 @@ def test_too_many_images_are_an_error_that_is_not_tried_again(server: RunningSer
 def test_without_its_key_a_client_is_told_so(server: RunningServer, kind: str) -> None:
     for key in (None, "another-secret-0123456789"):
         with pytest.raises(ApiError) as found:
-            call(kind, server.url, "predict", known("class 0"), key=key)
+            call(kind, server.url, "predict", known_image("class 0"), key=key)
         assert (found.value.status, found.value.code) == (401, "unauthorized")
         assert "another-secret" not in str(found.value)
 
@@ -138,7 +145,7 @@ def test_versions_are_listed_and_activated(server: RunningServer, kind: str) -> 
         rolled_back = call(kind, server.url, "activate", 2, "a test of the client")
         assert (rolled_back.serving, rolled_back.history[-1].version) == (2, 2)
         assert "a test of the client" in rolled_back.history[-1].reason
-        assert call(kind, server.url, "predict", known("class 0")).version == 2
+        assert call(kind, server.url, "predict", known_image("class 0")).version == 2
     finally:
         assert call(kind, server.url, "activate", 3).serving == 3
 
@@ -148,7 +155,7 @@ def test_a_file_that_is_not_there_is_said_before_anything_is_sent(kind: str, tmp
         call(kind, "http://127.0.0.1:9", "predict", tmp_path / "nothing.jpg")
 
 
-PICTURES = [known(f"class {number % 5}", 200 + number) for number in range(40)]
+PICTURES = [known_image(f"class {number % 5}", 200 + number) for number in range(40)]
 
 
 @pytest.fixture(scope="module")

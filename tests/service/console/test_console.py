@@ -15,9 +15,9 @@ from service.inbox import Inbox, InboxLimits
 from tests.service.inbox.test_groups import direction
 from tests.service.inbox.test_inbox import sighting
 from tests.support.browsers import PHONE, Visit, axe_problems, chromium, playwright, visit
-from tests.support.images import picture
+from tests.support.images import make_image
 from tests.support.learning_loop import Loop, loop
-from tests.support.servers import IMAGES, RunningServer, known, robot_folder, running_server, wait_until
+from tests.support.servers import IMAGES, RunningServer, known_image, learned_folder, running_server, wait_until
 
 expect = playwright.expect
 PAGES = ("inbox", "teaching", "try", "versions", "live")
@@ -44,7 +44,7 @@ def service(tmp_path_factory: pytest.TempPathFactory, browser: Any) -> Iterator[
 @pytest.fixture(scope="module")
 def locked(tmp_path_factory: pytest.TempPathFactory, browser: Any) -> Iterator[RunningServer]:
     """A server with keys, and some novelties."""
-    data = robot_folder(tmp_path_factory.mktemp("locked") / "robot")
+    data = learned_folder(tmp_path_factory.mktemp("locked") / "robot")
     with running_server(data, threads=1, keys=KEYS) as running:
         arrive(running.url, "kiwi", 4, {"X-API-Key": SECRETS["predict"]})
         yield running
@@ -162,7 +162,7 @@ def test_a_picture_that_was_answered_wrongly_goes_into_the_inbox(browser: Any, s
     clear(service.url)
     with visit(browser, service.url) as visiting:
         page = visiting.open("try")
-        try_picture(page, known("class 1", 300))
+        try_picture(page, known_image("class 1", 300))
         expect(page.locator(".verdict")).to_have_text("class 1")
         page.get_by_role("button", name="That is wrong").click()
         page.get_by_role("link", name="Open it").click()
@@ -252,7 +252,10 @@ def test_a_task_can_be_cancelled_and_tried_again(browser: Any, service: Loop) ->
 
 
 def test_a_class_is_renamed_merged_retired_and_restored(browser: Any, tmp_path: Path) -> None:
-    with running_server(robot_folder(tmp_path / "robot"), threads=1) as server, visit(browser, server.url) as visiting:
+    with (
+        running_server(learned_folder(tmp_path / "robot"), threads=1) as server,
+        visit(browser, server.url) as visiting,
+    ):
         page = visiting.open("versions")
         page.get_by_role("button", name="Rename class 0").click()
         page.get_by_label("New name").fill("apple")
@@ -286,7 +289,7 @@ def test_the_threshold_slider_tells_what_it_would_flag(browser: Any, service: Lo
 
 
 def test_live_shows_what_was_asked_and_where_the_version_changed(browser: Any, service: Loop) -> None:
-    httpx.post(f"{service.url}/predict", content=known("class 0"), timeout=30)
+    httpx.post(f"{service.url}/predict", content=known_image("class 0"), timeout=30)
     with visit(browser, service.url) as visiting:
         page = visiting.open("live")
         pulse = httpx.get(f"{service.url}/pulse").json()
@@ -301,7 +304,7 @@ def test_of_hundreds_of_images_only_those_near_the_screen_are_in_the_page(browse
     limits = InboxLimits(rate=1e6, burst=10**6)
     with contextlib.closing(Inbox(tmp_path / "robot", limits)) as filled:
         for number in range(count):
-            filled.add(sighting(picture(number), number, direction(number, 64)))
+            filled.add(sighting(make_image(number), number, direction(number, 64)))
         groups = len(filled.groups("new", count, None, "largest").items)
     with running_server(tmp_path / "robot", threads=1) as server, visit(browser, server.url) as visiting:
         page = visiting.open("inbox")
@@ -328,7 +331,7 @@ def test_a_problem_is_told_with_its_detail_and_its_request_id(browser: Any, serv
         expect(problem).to_contain_text("send JPEG, PNG or WebP")
         expect(problem.locator("code")).to_have_text(re.compile(r"[0-9a-f]{24}"))
         visiting.forgive("415")
-        try_picture(page, known("class 0"))  # and it goes on
+        try_picture(page, known_image("class 0"))  # and it goes on
         expect(page.locator(".verdict")).to_have_text("class 0")
 
 
@@ -342,7 +345,7 @@ def test_where_nothing_is_learned_every_page_says_what_to_do(browser: Any, tmp_p
         }.items():
             expect(visiting.open(name).locator("main")).to_contain_text(text)
         page = visiting.open("try")
-        try_picture(page, known("class 0"))
+        try_picture(page, known_image("class 0"))
         expect(page.locator(".verdict")).to_have_text("novel")
         visiting.forgive("/tasks")
 
@@ -372,7 +375,7 @@ def test_a_key_that_may_only_predict_sees_no_inbox(browser: Any, locked: Running
         page.goto(f"{locked.url}/#/inbox")
         expect(page.locator("h1")).to_have_text("Teaching")
         page = visiting.open("try")
-        try_picture(page, known("class 0"))
+        try_picture(page, known_image("class 0"))
         expect(page.locator(".verdict")).to_have_text("class 0")
         expect(page.get_by_role("button", name="That is wrong")).to_have_count(0)
         page = visiting.open("versions/1")
@@ -409,7 +412,7 @@ def test_axe_finds_nothing_serious(browser: Any, service: Loop, name: str) -> No
         with visit(browser, service.url, color_scheme=scheme) as visiting:
             page = visiting.open(name)
             if name == "try":
-                try_picture(page, known("class 0"))
+                try_picture(page, known_image("class 0"))
                 page.wait_for_selector(".evidence")
             if name == "inbox":
                 picks(page).first.click()
@@ -423,7 +426,7 @@ def test_a_phone_shows_the_whole_width(browser: Any, service: Loop, name: str) -
     with visit(browser, service.url, PHONE, is_mobile=True, has_touch=True) as visiting:
         page = visiting.open(name)
         if name == "try":
-            try_picture(page, known("class 0"))
+            try_picture(page, known_image("class 0"))
             page.wait_for_selector(".evidence")
         page.wait_for_timeout(300)
         assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]

@@ -14,7 +14,14 @@ import pytest
 
 from tests.support.bad_images import JPEG, MIB, PNG, oriented
 from tests.support.bad_inputs import FORM, JSON, LIMITS, Bad, Reply, corpus, file, form, send
-from tests.support.servers import RunningServer, known, never_seen, robot_folder, running_server, wait_until
+from tests.support.servers import (
+    RunningServer,
+    known_image,
+    learned_folder,
+    novel_image,
+    running_server,
+    wait_until,
+)
 
 ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 PROBLEM = {"type", "title", "status", "code", "detail", "request_id"}
@@ -22,7 +29,7 @@ PROBLEM = {"type", "title", "status", "code", "detail", "request_id"}
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return robot_folder(tmp_path_factory.mktemp("bad") / "robot")
+    return learned_folder(tmp_path_factory.mktemp("bad") / "robot")
 
 
 @pytest.fixture(scope="module")
@@ -111,14 +118,14 @@ def test_a_picture_that_lies_down_without_saying_so_has_another_answer(address: 
 # Good and bad together
 
 MIXED: list[tuple[bytes, str | None]] = [  # bytes, and the class, or the code after an exclamation mark
-    (known("class 0"), "class 0"),
+    (known_image("class 0"), "class 0"),
     (b"hello", "!unsupported_image"),
-    (known("class 2"), "class 2"),
+    (known_image("class 2"), "class 2"),
     (PNG[:500], "!broken_image"),
-    (never_seen(1), None),
+    (novel_image(1), None),
     (b"", "!unsupported_image"),
     (PNG + bytes(MIB), "!image_too_large"),
-    (known("class 4"), "class 4"),
+    (known_image("class 4"), "class 4"),
 ]
 
 
@@ -187,7 +194,7 @@ def test_who_goes_away_in_the_middle_leaves_nothing_behind(
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
     connection.close()
     wait_until(lambda: server.metric("openworld_in_flight_images") == 0, 5)
-    assert answer_to(address, known("class 0"))["label"] == "class 0"
+    assert answer_to(address, known_image("class 0"))["label"] == "class 0"
     assert bugs(server) == before  # to go away is anybody's right, and no bug of the server
 
 
@@ -211,7 +218,7 @@ def test_four_passes_over_the_corpus_leave_the_server_as_it_was(
     print("resident MiB after each pass:", shown)  # shown with -s
     assert resident[3] - resident[1] <= max(0.05 * resident[1], 20 * MIB), shown
     assert server.process.poll() is None
-    assert answer_to(address, known("class 3"))["label"] == "class 3"
+    assert answer_to(address, known_image("class 3"))["label"] == "class 3"
     assert server.metric("openworld_in_flight_images") == server.metric("openworld_queue_depth") == 0
     assert bugs(server) == before
 

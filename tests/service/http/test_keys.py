@@ -19,7 +19,7 @@ from service.errors import QueueIsFull, RateLimited
 from service.http.admission import BURST_SECONDS, SLOWEST_GUESS, Admission, Permit, RateLimiter
 from service.http.keys import ROLES, Key, Keyring, parse_keys
 from service.settings import ServiceSettings
-from tests.support.servers import RunningServer, known, robot_folder, running_server, wait_until
+from tests.support.servers import RunningServer, known_image, learned_folder, running_server, wait_until
 
 SECRETS = {
     "predict": "pppppppp-secret-of-a-robot",
@@ -45,7 +45,7 @@ WHO: list[tuple[str, frozenset[str]]] = [
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    data = robot_folder(tmp_path_factory.mktemp("keys") / "robot")
+    data = learned_folder(tmp_path_factory.mktemp("keys") / "robot")
     with running_server(data, threads=1, keys=KEYS, log_level="debug") as running:
         yield running
 
@@ -146,7 +146,7 @@ def test_nobody_hears_a_secret(server: RunningServer) -> None:
         for secret in secrets:
             for headers in ({"Authorization": f"Bearer {secret}"}, {"X-API-Key": secret}, {"Authorization": secret}):
                 said += [ask(http, operation, headers) for operation in operations(server)]
-                said.append(http.post("/predict", content=known("class 0"), headers=headers))
+                said.append(http.post("/predict", content=known_image("class 0"), headers=headers))
             # Also where a secret has no business to be.
             said += [http.post(f"/predict?version={secret}&key={secret}", headers={"X-Request-Timeout": secret})]
             said += [http.get(f"/{secret}"), http.post(f"/versions/{secret}/activate"), http.get("/metrics")]
@@ -252,9 +252,9 @@ ROBOT, OTHER = (Key(name, frozenset({"predict"}), name.encode()) for name in ("r
 def test_a_key_beyond_its_rate_is_sent_away_and_others_are_not(tmp_path: Path) -> None:
     keys = f"fast:predict:{SECRETS['predict']},slow:predict:{WRONG}"
     settings = {"rate_limit": 0.5, "max_images": 3, "threads": 1, "inbox": "false"}
-    with running_server(robot_folder(tmp_path / "robot"), keys=keys, **settings) as server:
+    with running_server(learned_folder(tmp_path / "robot"), keys=keys, **settings) as server:
         fast, slow = ({"X-API-Key": secret} for secret in (SECRETS["predict"], WRONG))
-        image = known("class 0")
+        image = known_image("class 0")
         assert [server.post("/predict", content=image, headers=fast).status_code for _ in range(3)] == [200] * 3
         refused = server.post("/predict", content=image, headers=fast)
         assert (refused.status_code, refused.json()["code"]) == (429, "rate_limited")

@@ -25,7 +25,7 @@ from schemathesis.specs.openapi.definitions import OPENAPI_31_VALIDATOR
 from openworld.up.embedded_redis import RedisServer
 from service.http import problems
 from service.wire import schemas
-from tests.support.servers import RunningServer, robot_folder, running_server
+from tests.support.servers import RunningServer, learned_folder, running_server
 
 METHODS = ("get", "put", "post", "patch", "delete")
 EXAMPLES = 20  # an operation and a mode: valid input, invalid input
@@ -40,7 +40,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     root = tmp_path_factory.mktemp("openapi")
     with (
         RedisServer(root / "redis") as redis,
-        running_server(robot_folder(root / "robot"), threads=1, redis_url=redis.url) as running,
+        running_server(learned_folder(root / "robot"), threads=1, redis_url=redis.url) as running,
     ):
         yield running
 

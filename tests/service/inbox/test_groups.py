@@ -17,7 +17,7 @@ from service.inbox.groups import CLOSE, CLOSE_BITS, LikenessGroups
 from service.inbox.likeness import unit
 from service.inbox.rows import Listed
 from tests.service.inbox.test_inbox import Clock, open_inbox, sighting
-from tests.support.images import picture
+from tests.support.images import make_image
 
 Vector = NDArray[np.float32]
 
@@ -155,7 +155,7 @@ def test_groups_of_pooled_features_are_nearly_pure() -> None:
 
 
 def add(inbox: Inbox, number: int, embedding: Vector | None = None) -> str:
-    kept = inbox.add(sighting(picture(number), number, None if embedding is None else list(embedding)))
+    kept = inbox.add(sighting(make_image(number), number, None if embedding is None else list(embedding)))
     assert kept.outcome == "new"
     assert kept.id is not None
     return kept.id

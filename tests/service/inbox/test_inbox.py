@@ -26,7 +26,7 @@ from service.inbox import STATES, Inbox, InboxLimits, Sighting
 from service.inbox.index import LikenessIndex
 from service.inbox.likeness import unit
 from tests.service.inbox.test_likeness import COPIES, SHAPES, encode, scene
-from tests.support.images import picture
+from tests.support.images import make_image
 from tests.support.paths import ROOT
 
 
@@ -129,7 +129,7 @@ def test_the_size_is_that_of_the_upright_original(inbox: Inbox, orientation: int
 
 def test_what_is_not_a_number_goes_to_the_novel_end(inbox: Inbox) -> None:
     nan = float("nan")
-    odd = replace(sighting(picture(1)), score=-float("inf"), calibrated_score=nan, p_novel=nan, nearest=[("a", nan)])
+    odd = replace(sighting(make_image(1)), score=-float("inf"), calibrated_score=nan, p_novel=nan, nearest=[("a", nan)])
     found = inbox.get(inbox.add(odd).id or "")
     assert found is not None
     assert (found.score, found.calibrated_score, found.p_novel, found.nearest) == (None, 0.0, 1.0, [("a", 0.0)])
@@ -203,9 +203,9 @@ def test_a_state_that_does_not_exist_is_refused(inbox: Inbox) -> None:
 
 
 def test_a_wrong_sha256_is_refused_and_spoils_nothing(inbox: Inbox, tmp_path: Path) -> None:
-    kept = inbox.add(sighting(picture(1)))
+    kept = inbox.add(sighting(make_image(1)))
     inbox.set_state([kept.id or ""], "labelled")  # so that the same bytes under another name do not fold
-    for data in (picture(1), picture(2)):
+    for data in (make_image(1), make_image(2)):
         with pytest.raises(ValueError, match="but its bytes have"):
             inbox.add(replace(sighting(data), sha256="0" * 64))
     assert list(files(tmp_path)) == [kept.id]
@@ -247,7 +247,7 @@ def test_the_index_finds_the_nearest_of_those_alike_as_entries_come_and_go() -> 
 def test_a_full_inbox_gives_up_what_is_done_with_and_then_the_longest_unseen(tmp_path: Path, clock: Clock) -> None:
     limits = InboxLimits(max_count=4)
     with contextlib.closing(Inbox(tmp_path, limits, clock)) as inbox:
-        a, b, c, d, e, f, g = (picture(n) for n in range(7))
+        a, b, c, d, e, f, g = (make_image(n) for n in range(7))
         for data in (a, b, c, d):
             clock.now += 1
             inbox.add(sighting(data))
@@ -266,57 +266,57 @@ def test_a_full_inbox_gives_up_what_is_done_with_and_then_the_longest_unseen(tmp
 
 
 def test_bytes_are_bounded_and_what_can_never_fit_is_dropped(tmp_path: Path) -> None:
-    pictures = [picture(n, (40, 40 + n)) for n in range(6)]
+    pictures = [make_image(n, (40, 40 + n)) for n in range(6)]
     limits = InboxLimits(max_bytes=sum(len(data) for data in pictures[:3]))
     with contextlib.closing(Inbox(tmp_path, limits, Clock())) as inbox:
         for data in pictures:
             assert inbox.add(sighting(data)).outcome == "new"
             check(inbox, tmp_path, limits)
         assert 1 <= inbox.counts()["new"] <= 3
-        kept = inbox.add(sighting(picture(9, (200, 200))))
+        kept = inbox.add(sighting(make_image(9, (200, 200))))
         assert (kept.outcome, kept.id, kept.reason) == ("dropped", None, "too_large")
 
 
 def test_more_pixels_than_the_service_takes_are_too_large(tmp_path: Path) -> None:
     with contextlib.closing(Inbox(tmp_path, image_limits=ImageLimits(max_pixels=100))) as inbox:
-        assert inbox.add(sighting(picture(1))).reason == "too_large"
+        assert inbox.add(sighting(make_image(1))).reason == "too_large"
 
 
 def test_what_has_not_been_seen_for_too_long_is_swept(tmp_path: Path, clock: Clock) -> None:
     with open_inbox(tmp_path, clock, max_age_seconds=100) as inbox:
         for n in range(3):
-            inbox.add(sighting(picture(n)))
+            inbox.add(sighting(make_image(n)))
         clock.now += 90
-        inbox.add(sighting(picture(0)))
+        inbox.add(sighting(make_image(0)))
         assert inbox.sweep() == 0
         clock.now += 20
         assert inbox.sweep() == 2
-        assert ids(inbox) == set(files(tmp_path)) == {sha256_bytes(picture(0))}
+        assert ids(inbox) == set(files(tmp_path)) == {sha256_bytes(make_image(0))}
 
 
 def test_age_is_bounded_even_when_nobody_sweeps(tmp_path: Path, clock: Clock) -> None:
     with open_inbox(tmp_path, clock, max_age_seconds=100) as inbox:
-        inbox.add(sighting(picture(1)))
+        inbox.add(sighting(make_image(1)))
         clock.now += 101
-        inbox.add(sighting(picture(2)))
-        assert ids(inbox) == {sha256_bytes(picture(2))}
+        inbox.add(sighting(make_image(2)))
+        assert ids(inbox) == {sha256_bytes(make_image(2))}
 
 
 def test_new_ones_are_bounded_in_rate_and_folded_ones_cost_nothing(tmp_path: Path, clock: Clock) -> None:
     with open_inbox(tmp_path, clock, rate=2, burst=3) as inbox:
-        assert [inbox.add(sighting(picture(n))).reason for n in range(5)] == [None, None, None, "rate", "rate"]
-        assert [inbox.add(sighting(picture(0))).outcome for _ in range(5)] == ["folded"] * 5
+        assert [inbox.add(sighting(make_image(n))).reason for n in range(5)] == [None, None, None, "rate", "rate"]
+        assert [inbox.add(sighting(make_image(0))).outcome for _ in range(5)] == ["folded"] * 5
         clock.now += 0.5
-        assert [inbox.add(sighting(picture(n))).reason for n in (3, 4)] == [None, "rate"]
+        assert [inbox.add(sighting(make_image(n))).reason for n in (3, 4)] == [None, "rate"]
         clock.now -= 1000  # a clock that was set back does not stop it for as long
-        assert inbox.add(sighting(picture(4))).reason == "rate"
+        assert inbox.add(sighting(make_image(4))).reason == "rate"
         clock.now += 0.5
-        assert [inbox.add(sighting(picture(n))).reason for n in (4, 5)] == [None, "rate"]
+        assert [inbox.add(sighting(make_image(n))).reason for n in (4, 5)] == [None, "rate"]
         clock.now += 3600
-        assert [inbox.add(sighting(picture(n))).reason for n in range(5, 9)] == [None, None, None, "rate"]
+        assert [inbox.add(sighting(make_image(n))).reason for n in range(5, 9)] == [None, None, None, "rate"]
 
 
-PICTURES = [picture(n, (8 + 4 * n, 8)) for n in range(10)]
+PICTURES = [make_image(n, (8 + 4 * n, 8)) for n in range(10)]
 STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("add"), st.integers(0, 9)),
@@ -371,12 +371,12 @@ def test_pages_show_everything_once_last_seen_first_while_others_are_added(tmp_p
         added = []
         for n in range(10):
             clock.now += n % 2
-            added.append(inbox.add(sighting(picture(n))).id)
+            added.append(inbox.add(sighting(make_image(n))).id)
         page = inbox.list(limit=4)
         seen = [item.id for item in page.items]
         while page.next_cursor is not None:
-            inbox.add(sighting(picture(100 + len(seen))))
-            inbox.add(sighting(picture(9)))  # one that was shown already moves to the front
+            inbox.add(sighting(make_image(100 + len(seen))))
+            inbox.add(sighting(make_image(9)))  # one that was shown already moves to the front
             page = inbox.list(limit=4, before=page.next_cursor)
             seen += [item.id for item in page.items]
         assert seen == added[::-1]
@@ -384,7 +384,7 @@ def test_pages_show_everything_once_last_seen_first_while_others_are_added(tmp_p
 
 def test_a_cursor_stays_good_when_its_novelty_is_gone(tmp_path: Path) -> None:
     with open_inbox(tmp_path) as inbox:
-        added = [inbox.add(sighting(picture(n))).id or "" for n in range(6)]
+        added = [inbox.add(sighting(make_image(n))).id or "" for n in range(6)]
         page = inbox.list(limit=2)
         for item in page.items:
             inbox.delete(item.id)
@@ -419,14 +419,14 @@ def test_an_inbox_opened_again_is_the_same(tmp_path: Path, clock: Clock) -> None
 def test_tighter_limits_hold_as_soon_as_it_is_opened(tmp_path: Path) -> None:
     with open_inbox(tmp_path) as inbox:
         for n in range(6):
-            inbox.add(sighting(picture(n)))
+            inbox.add(sighting(make_image(n)))
     with open_inbox(tmp_path, max_count=2) as inbox:
-        assert ids(inbox) == set(files(tmp_path)) == {sha256_bytes(picture(n)) for n in (4, 5)}
+        assert ids(inbox) == set(files(tmp_path)) == {sha256_bytes(make_image(n)) for n in (4, 5)}
 
 
 def test_bytes_without_a_row_and_rows_without_bytes_go_when_it_is_opened(tmp_path: Path) -> None:
     with open_inbox(tmp_path) as inbox:
-        kept, lost = (inbox.add(sighting(picture(n))).id or "" for n in range(2))
+        kept, lost = (inbox.add(sighting(make_image(n))).id or "" for n in range(2))
     images = tmp_path / "inbox" / "images"
     (images / lost[:2] / lost).unlink()
     for name in ("0" * 64, f".{'0' * 64}.0123456789abcdef.tmp"):
@@ -434,12 +434,12 @@ def test_bytes_without_a_row_and_rows_without_bytes_go_when_it_is_opened(tmp_pat
         (images / "00" / name).write_bytes(b"left behind by a kill")
     with open_inbox(tmp_path) as inbox:
         assert ids(inbox) == set(files(tmp_path)) == {kept}
-        assert inbox.bytes_used == len(picture(0))
-        assert inbox.add(sighting(picture(1))).outcome == "new"
+        assert inbox.bytes_used == len(make_image(0))
+        assert inbox.add(sighting(make_image(1))).outcome == "new"
 
 
 def test_a_row_whose_bytes_are_lost_goes_when_it_is_read(inbox: Inbox, tmp_path: Path) -> None:
-    id = inbox.add(sighting(picture(1))).id or ""
+    id = inbox.add(sighting(make_image(1))).id or ""
     (tmp_path / "inbox" / "images" / id[:2] / id).unlink()
     with pytest.raises(NotFound, match="lost"):
         inbox.read_image(id)
@@ -448,7 +448,7 @@ def test_a_row_whose_bytes_are_lost_goes_when_it_is_read(inbox: Inbox, tmp_path:
 
 
 def test_damaged_bytes_are_never_handed_out(inbox: Inbox, tmp_path: Path) -> None:
-    id = inbox.add(sighting(picture(1))).id or ""
+    id = inbox.add(sighting(make_image(1))).id or ""
     (tmp_path / "inbox" / "images" / id[:2] / id).write_bytes(b"other bytes")
     with pytest.raises(StoreError, match="corrupt"):
         inbox.read_image(id)
@@ -457,21 +457,21 @@ def test_damaged_bytes_are_never_handed_out(inbox: Inbox, tmp_path: Path) -> Non
 
 
 def test_a_failed_write_leaves_no_bytes_behind(inbox: Inbox, tmp_path: Path) -> None:
-    inbox.add(sighting(picture(1)))
+    inbox.add(sighting(make_image(1)))
     assert inbox._table is not None
     inbox._table._connection.execute("PRAGMA query_only = ON")
     with pytest.raises(StoreError, match="space and rights"):
-        inbox.add(sighting(picture(2)))
+        inbox.add(sighting(make_image(2)))
     with pytest.raises(StoreError, match="space and rights"):
-        inbox.add(sighting(picture(1)))
+        inbox.add(sighting(make_image(1)))
     inbox._table._connection.execute("PRAGMA query_only = OFF")
     check(inbox, tmp_path, InboxLimits())
-    assert inbox.add(sighting(picture(2))).outcome == "new"
+    assert inbox.add(sighting(make_image(2))).outcome == "new"
 
 
 def test_a_newer_schema_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
     with open_inbox(tmp_path) as inbox:
-        inbox.add(sighting(picture(1)))
+        inbox.add(sighting(make_image(1)))
     path = tmp_path / "inbox" / "inbox.sqlite3"
     with contextlib.closing(sqlite3.connect(path)) as connection:
         connection.execute("PRAGMA user_version = 99")
@@ -483,19 +483,19 @@ def test_a_newer_schema_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
 
 def test_a_damaged_file_is_refused_with_a_remedy_that_works(tmp_path: Path) -> None:
     with open_inbox(tmp_path) as inbox:
-        inbox.add(sighting(picture(1)))
+        inbox.add(sighting(make_image(1)))
     path = tmp_path / "inbox" / "inbox.sqlite3"
     path.write_bytes(b"not a database" * 1000)
     with pytest.raises(StoreError, match="damaged, move it away"):
         Inbox(tmp_path)
     path.rename(tmp_path / "away")
     with open_inbox(tmp_path) as inbox:
-        assert inbox.add(sighting(picture(2))).outcome == "new"
-        assert ids(inbox) == set(files(tmp_path)) == {sha256_bytes(picture(2))}
+        assert inbox.add(sighting(make_image(2))).outcome == "new"
+        assert ids(inbox) == set(files(tmp_path)) == {sha256_bytes(make_image(2))}
 
 
 def test_a_second_owner_is_refused_until_the_first_has_closed(inbox: Inbox, tmp_path: Path) -> None:
-    inbox.add(sighting(picture(1)))
+    inbox.add(sighting(make_image(1)))
     with pytest.raises(StoreError, match="another process has this inbox open"):
         Inbox(tmp_path)
     inbox.close()
@@ -503,7 +503,7 @@ def test_a_second_owner_is_refused_until_the_first_has_closed(inbox: Inbox, tmp_
         assert second.counts()["new"] == 1
         assert inbox.list().items == ()
         with pytest.raises(StoreError, match="closed"):
-            inbox.add(sighting(picture(2)))
+            inbox.add(sighting(make_image(2)))
 
 
 def test_a_folder_that_cannot_be_made_is_a_store_error(tmp_path: Path) -> None:
@@ -511,7 +511,7 @@ def test_a_folder_that_cannot_be_made_is_a_store_error(tmp_path: Path) -> None:
     with open_inbox(tmp_path) as inbox:
         for _ in range(2):
             with pytest.raises(StoreError, match="cannot be opened"):
-                inbox.add(sighting(picture(1)))
+                inbox.add(sighting(make_image(1)))
         assert inbox.counts()["new"] == 0
 
 
@@ -522,11 +522,11 @@ from pathlib import Path
 from service.inbox import Inbox, InboxLimits, Sighting
 from service.inbox.table import InboxTable
 from tasks.images.store import ImageStore
-from tests.support.images import picture
+from tests.support.images import make_image
 
 def sighting(n):
     answer = dict(version=1, score=None, calibrated_score=0.0, p_novel=1.0, nearest=[], client="robot")
-    return Sighting(data=picture(n, (16, 16)), prediction_id=str(n), **answer)
+    return Sighting(data=make_image(n, (16, 16)), prediction_id=str(n), **answer)
 """
 
 ADDING = f"""{PROCESS}
@@ -551,7 +551,7 @@ def test_killed_while_adding_it_is_usable_and_has_what_it_said_it_kept(tmp_path:
             check(inbox, tmp_path, limits)
             # One more may have been added and not said.
             assert {id for _, id in said[-limits.max_count + 1 :]} <= ids(inbox)
-            assert inbox.add(sighting(picture(10**6 + attempt))).outcome == "new"
+            assert inbox.add(sighting(make_image(10**6 + attempt))).outcome == "new"
 
 
 DYING = f"""{PROCESS}
@@ -593,7 +593,7 @@ def test_killed_between_any_two_steps_it_is_usable(tmp_path: Path, step: str, le
     assert process.returncode == -signal.SIGKILL
     limits = InboxLimits(max_count=3)
     with contextlib.closing(Inbox(tmp_path, limits)) as inbox:
-        if inbox.add(sighting(picture(0, (16, 16)))).outcome == "new":
+        if inbox.add(sighting(make_image(0, (16, 16)))).outcome == "new":
             left = min(left + 1, limits.max_count)
         assert len(ids(inbox)) == left
         check(inbox, tmp_path, limits)
@@ -619,7 +619,7 @@ def test_threads_that_add_and_read_at_once_lose_nothing(tmp_path: Path) -> None:
 
         def add() -> None:
             for n in range(sightings):
-                inbox.add(sighting(picture(n)))
+                inbox.add(sighting(make_image(n)))
 
         def read() -> None:
             while not done.is_set():

@@ -13,7 +13,7 @@ import pytest
 from models.errors import StoreError
 from service.inbox import DropReason, Inbox, InboxLimits, InboxWriter, Kept, Sighting
 from tests.service.inbox.test_inbox import Clock, sighting
-from tests.support.images import picture
+from tests.support.images import make_image
 
 SECONDS = 10  # longer than anything here takes; a test that waits so long has failed
 
@@ -76,7 +76,7 @@ def writer_of(inbox: Inbox, account: Account, **options: int | Clock) -> InboxWr
 
 def test_what_is_offered_is_in_the_inbox_and_accounted_for(inbox: Inbox, account: Account) -> None:
     writer = writer_of(inbox, account)
-    for data in (picture(1), picture(2), picture(1), b"not a picture", *(picture(n) for n in range(3, 8))):
+    for data in (make_image(1), make_image(2), make_image(1), b"not a picture", *(make_image(n) for n in range(3, 8))):
         assert writer.offer(sighting(data))
     assert writer.flush(SECONDS)
     assert account.outcomes == ["new", "new", "folded", "new", "new", "new"]
@@ -87,10 +87,10 @@ def test_what_is_offered_is_in_the_inbox_and_accounted_for(inbox: Inbox, account
 
 def test_a_full_queue_drops_at_once_and_waits_for_nothing(slow: SlowInbox, account: Account) -> None:
     writer = writer_of(slow, account, max_sightings=3)
-    assert writer.offer(sighting(picture(0)))
+    assert writer.offer(sighting(make_image(0)))
     assert slow.entered.wait(SECONDS)
     started = time.monotonic()
-    assert [writer.offer(sighting(picture(n))) for n in range(1, 100)] == [True] * 3 + [False] * 96
+    assert [writer.offer(sighting(make_image(n))) for n in range(1, 100)] == [True] * 3 + [False] * 96
     assert time.monotonic() - started < 1
     assert account.dropped == ["queue"] * 96
     assert not writer.flush(0.01)
@@ -100,7 +100,7 @@ def test_a_full_queue_drops_at_once_and_waits_for_nothing(slow: SlowInbox, accou
 
 
 def test_the_queue_is_bounded_in_bytes_with_the_one_being_added(slow: SlowInbox, account: Account) -> None:
-    data = picture(0)
+    data = make_image(0)
     writer = writer_of(slow, account, max_bytes=3 * len(data))
     assert writer.offer(sighting(data))
     assert slow.entered.wait(SECONDS)
@@ -120,10 +120,10 @@ def test_errors_are_counted_and_logged_once_a_minute(
     writer = writer_of(inbox, account, clock=clock)
     with caplog.at_level(logging.ERROR):
         for n in range(5):
-            assert writer.offer(sighting(picture(n)))
+            assert writer.offer(sighting(make_image(n)))
         assert writer.flush(SECONDS)
         clock.now += 61
-        assert writer.offer(sighting(picture(9)))
+        assert writer.offer(sighting(make_image(9)))
         assert writer.close(SECONDS)
     assert account.dropped == ["error"] * 6
     first, second = (record.getMessage() for record in caplog.records)
@@ -137,7 +137,7 @@ def test_a_bug_is_logged_with_its_traceback_and_the_writer_goes_on(
 ) -> None:
     writer = writer_of(BrokenInbox(tmp_path, KeyError("a bug")), account)
     for n in range(3):
-        assert writer.offer(sighting(picture(n)))
+        assert writer.offer(sighting(make_image(n)))
     assert writer.close(SECONDS)
     assert account.dropped == ["error"] * 3
     assert [record.exc_info is not None for record in caplog.records] == [True]
@@ -145,8 +145,8 @@ def test_a_bug_is_logged_with_its_traceback_and_the_writer_goes_on(
 
 def test_a_wrong_sha256_costs_only_itself(inbox: Inbox, account: Account) -> None:
     writer = writer_of(inbox, account)
-    assert writer.offer(replace(sighting(picture(1)), sha256="0" * 64))
-    assert writer.offer(sighting(picture(2)))
+    assert writer.offer(replace(sighting(make_image(1)), sha256="0" * 64))
+    assert writer.offer(sighting(make_image(2)))
     assert writer.close(SECONDS)
     assert (account.dropped, account.outcomes) == (["error"], ["new"])
 
@@ -156,10 +156,10 @@ def test_a_callback_that_fails_stops_nothing(inbox: Inbox, caplog: pytest.LogCap
         raise RuntimeError("the metric is gone")
 
     writer = InboxWriter(inbox, on_kept=broken, on_drop=broken)
-    for data in (picture(1), b"not a picture", picture(2)):
+    for data in (make_image(1), b"not a picture", make_image(2)):
         assert writer.offer(sighting(data))
     assert writer.close(SECONDS)
-    assert not writer.offer(sighting(picture(3)))
+    assert not writer.offer(sighting(make_image(3)))
     assert inbox.counts()["new"] == 2
     assert "the metric is gone" in caplog.text
 
@@ -167,10 +167,10 @@ def test_a_callback_that_fails_stops_nothing(inbox: Inbox, caplog: pytest.LogCap
 def test_closing_adds_what_is_queued_and_takes_nothing_more(inbox: Inbox, account: Account) -> None:
     writer = writer_of(inbox, account)
     for n in range(5):
-        assert writer.offer(sighting(picture(n)))
+        assert writer.offer(sighting(make_image(n)))
     assert writer.close(SECONDS)
     assert account.outcomes == ["new"] * 5
-    assert not writer.offer(sighting(picture(9)))
+    assert not writer.offer(sighting(make_image(9)))
     assert account.dropped == ["queue"]
     assert writer.close(SECONDS)  # a second time is no error
 
@@ -178,7 +178,7 @@ def test_closing_adds_what_is_queued_and_takes_nothing_more(inbox: Inbox, accoun
 def test_closing_gives_up_after_its_time_and_accounts_for_the_rest(slow: SlowInbox, account: Account) -> None:
     writer = writer_of(slow, account)
     for n in range(4):
-        assert writer.offer(sighting(picture(n)))
+        assert writer.offer(sighting(make_image(n)))
     assert slow.entered.wait(SECONDS)
     assert not writer.close(0.05)
     assert account.dropped == ["queue"] * 3
@@ -190,7 +190,7 @@ def test_closing_gives_up_after_its_time_and_accounts_for_the_rest(slow: SlowInb
 def test_an_inbox_that_is_closed_first_is_counted_as_an_error(inbox: Inbox, account: Account) -> None:
     writer = writer_of(inbox, account)
     inbox.close()
-    assert writer.offer(sighting(picture(1)))
+    assert writer.offer(sighting(make_image(1)))
     assert writer.close(SECONDS)
     assert account.dropped == ["error"]
 
@@ -199,7 +199,7 @@ def test_the_writer_sweeps_what_has_aged_out(tmp_path: Path, account: Account) -
     clock = Clock()
     with contextlib.closing(Inbox(tmp_path, InboxLimits(max_age_seconds=100), clock)) as inbox:
         writer = writer_of(inbox, account, clock=clock)
-        assert writer.offer(sighting(picture(1)))
+        assert writer.offer(sighting(make_image(1)))
         assert writer.flush(SECONDS)
         clock.now += 101
         # Not kept, so it is not adding that sweeps.
@@ -215,7 +215,7 @@ def test_many_threads_may_offer_at_once(inbox: Inbox, account: Account) -> None:
     def offer() -> None:
         offered.wait(SECONDS)
         for n in range(50):
-            writer.offer(sighting(picture(n % 4)))
+            writer.offer(sighting(make_image(n % 4)))
 
     threads = [threading.Thread(target=offer) for _ in range(4)]
     for thread in threads:

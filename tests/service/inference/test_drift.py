@@ -18,7 +18,7 @@ from service.inference.drift import BINS, WINDOW_SECONDS, ScoreDrift, stability_
 from service.inference.metrics import Metrics
 from service.settings import ServiceSettings
 from tests.support.paths import ROOT
-from tests.support.servers import known, metric_value, never_seen, robot_folder, running_server
+from tests.support.servers import known_image, learned_folder, metric_value, novel_image, running_server
 
 LARGE = 0.25
 COUNTS = st.lists(st.integers(0, 5000), min_size=2, max_size=40)
@@ -194,8 +194,8 @@ def test_a_window_that_never_has_enough_scores_is_refused() -> None:
 
 def test_a_server_measures_known_and_novel_alike_and_starts_again_at_an_activation(tmp_path: Path) -> None:
     settings = {"threads": 1, "inbox": "false", "drift_minimum": 10, "drift_window": 1000}
-    with running_server(robot_folder(tmp_path / "robot"), **settings) as server:
-        images = [*(known("class 0", number) for number in range(100, 106)), *(never_seen(n) for n in range(5))]
+    with running_server(learned_folder(tmp_path / "robot"), **settings) as server:
+        images = [*(known_image("class 0", number) for number in range(100, 106)), *(novel_image(n) for n in range(5))]
         files = [("images", (str(place), image)) for place, image in enumerate(images)]
         answers = server.post("/predict", files=files).json()["predictions"]
         assert {answer["novel"] for answer in answers} == {True, False}

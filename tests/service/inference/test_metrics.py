@@ -23,10 +23,10 @@ from service.http.request_log import Observe
 from service.inference.metrics import KEPT_VERSIONS, OUTCOMES, REJECTED, STAGES, Metrics
 from tests.support.servers import (
     RunningServer,
-    known,
+    known_image,
+    learned_folder,
     metric_value,
-    never_seen,
-    robot_folder,
+    novel_image,
     running_server,
     wait_until,
 )
@@ -79,15 +79,15 @@ class Traffic:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    data = robot_folder(tmp_path_factory.mktemp("metrics") / "robot")
+    data = learned_folder(tmp_path_factory.mktemp("metrics") / "robot")
     with running_server(data, threads=1, keys=KEYS, poll_seconds=60) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
 def traffic(server: RunningServer) -> Traffic:
-    good = [known(f"class {number}") for number in range(5)]
-    strange = [never_seen(number) for number in range(3)]
+    good = [known_image(f"class {number}") for number in range(5)]
+    strange = [novel_image(number) for number in range(3)]
     with httpx.Client(base_url=server.url, timeout=30) as http:
 
         def predict(who: str, *images: bytes, path: str = "/predict") -> int:
@@ -217,10 +217,10 @@ def test_novelties_are_counted_by_state_and_the_like_are_folded(server: RunningS
     states = series(traffic.text, "openworld_novelties")
     assert states == {("new",): 3} | {state: 0 for state in states if state != ("new",)}
     assert len(states) >= 3
-    sizes = sum(len(never_seen(number)) for number in range(3))
+    sizes = sum(len(novel_image(number)) for number in range(3))
     assert traffic.value("novelties_bytes") == sizes
     for _ in range(2):
-        assert server.post("/predict", content=never_seen(0), headers=key("robot")).json()["predictions"][0]["novel"]
+        assert server.post("/predict", content=novel_image(0), headers=key("robot")).json()["predictions"][0]["novel"]
     wait_until(lambda: server.metric("openworld_novelties_folded_total") == 2, 5)
     assert server.metric("openworld_novelties", state="new") == 3
     assert set(series(server.get("/metrics").text, "openworld_novelties_dropped_total").values()) == {0}
@@ -244,11 +244,11 @@ def test_an_activation_swaps_the_model_and_says_which_one_answers(server: Runnin
 
 
 def test_a_version_that_cannot_be_loaded_is_counted_by_its_damage(tmp_path: Path) -> None:
-    data = robot_folder(tmp_path / "robot")
+    data = learned_folder(tmp_path / "robot")
     (tensors,) = (data / "versions" / "000001").glob("*.safetensors")
     tensors.unlink()
     with running_server(data, threads=1) as server:
-        response = server.post("/predict", content=known("class 0"), params={"version": 1})
+        response = server.post("/predict", content=known_image("class 0"), params={"version": 1})
         assert (response.status_code, response.json()["code"]) == (409, "version_unusable")
         failures = series(server.get("/metrics").text, "openworld_model_load_failures_total")
         assert {reason: count for reason, count in failures.items() if count} == {("missing",): 1}
@@ -259,7 +259,7 @@ def test_a_version_that_cannot_be_loaded_is_counted_by_its_damage(tmp_path: Path
 
 def test_rejected_requests_are_counted_by_reason(tmp_path: Path) -> None:
     settings = {"queue_limit": 1, "max_images": 1, "threads": 1, "inbox": "false"}
-    with running_server(robot_folder(tmp_path / "robot"), **settings) as server:
+    with running_server(learned_folder(tmp_path / "robot"), **settings) as server:
         host, _, port = server.url.removeprefix("http://").rpartition(":")
 
         def half(*headers: str) -> socket.socket:
@@ -272,7 +272,7 @@ def test_rejected_requests_are_counted_by_reason(tmp_path: Path) -> None:
 
         with half():
             for _ in range(3):
-                full = server.post("/predict", content=known("class 0"))
+                full = server.post("/predict", content=known_image("class 0"))
                 assert (full.status_code, full.json()["code"]) == (429, "queue_full")
                 assert full.headers["retry-after"] == "1"
         wait_until(lambda: server.metric("openworld_rejected_total", reason="abandoned") == 1)
@@ -292,7 +292,7 @@ def test_rejected_requests_are_counted_by_reason(tmp_path: Path) -> None:
         }
         assert codes == {"429": 3, "499": 1, "504": 1}
         assert metric_value(text, "openworld_in_flight_images") == metric_value(text, "openworld_queue_depth") == 0
-        assert server.post("/predict", content=known("class 0")).status_code == 200
+        assert server.post("/predict", content=known_image("class 0")).status_code == 200
 
 
 # Bounds

@@ -24,13 +24,13 @@ from service.errors import DeadlinePassed
 from service.inference.servable import NothingYet
 from service.routes import explain as module
 from service.routes.explain import Explainer, Explanation, explain
-from tests.support.images import picture
-from tests.support.servers import RunningServer, known, never_seen, robot_folder, running_server
+from tests.support.images import make_image
+from tests.support.servers import RunningServer, known_image, learned_folder, novel_image, running_server
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return robot_folder(tmp_path_factory.mktemp("explain") / "robot")
+    return learned_folder(tmp_path_factory.mktemp("explain") / "robot")
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def predictor(data: Path) -> Predictor:
     return Predictor.open(data, device="cpu", threads=1)
 
 
-IMAGES = [known("class 0"), known("class 4"), never_seen(3)]
+IMAGES = [known_image("class 0"), known_image("class 4"), novel_image(3)]
 
 
 @pytest.mark.parametrize("image", IMAGES, ids=["task 1", "task 3", "a stranger"])
@@ -88,17 +88,17 @@ def test_the_server_explains_what_it_answers(server: RunningServer, predictor: P
 
 
 def test_another_version_can_be_asked(server: RunningServer) -> None:
-    told = server.post("/explain?version=1", content=known("class 4")).json()
+    told = server.post("/explain?version=1", content=known_image("class 4")).json()
     assert (told["version"], len(told["tasks"]), told["novel"]) == (1, 1, True)
-    assert server.post("/explain?version=99", content=known("class 4")).json()["code"] == "not_found"
+    assert server.post("/explain?version=99", content=known_image("class 4")).json()["code"] == "not_found"
 
 
 BAD = {
     "nothing": b"",
     "text": b"no image at all",
-    "cut short": known("class 0")[:60],
-    "too many pixels": picture(1, (400, 400)),
-    "too many bytes": picture(1, (300, 300), "PNG"),
+    "cut short": known_image("class 0")[:60],
+    "too many pixels": make_image(1, (400, 400)),
+    "too many bytes": make_image(1, (300, 300), "PNG"),
 }
 
 
@@ -110,23 +110,23 @@ def test_a_bad_image_gets_the_code_that_predict_gives_it(server: RunningServer, 
 
 
 def test_one_image_at_a_time(server: RunningServer) -> None:
-    two = [("images", known("class 0")), ("images", known("class 1"))]
+    two = [("images", known_image("class 0")), ("images", known_image("class 1"))]
     assert server.post("/explain", files=two).json()["code"] == "body_too_large"
     assert server.post("/explain", files=two[:1]).status_code == 200
 
 
 def test_it_is_no_prediction(server: RunningServer) -> None:
     before = server.get("/pulse").json()["known"]
-    server.post("/explain", content=known("class 0"))
+    server.post("/explain", content=known_image("class 0"))
     assert server.get("/pulse").json()["known"] == before
 
 
 def test_merged_and_retired_classes_are_shown_as_what_they_are_answered_as(tmp_path: Path) -> None:
-    data = robot_folder(tmp_path / "robot")
+    data = learned_folder(tmp_path / "robot")
     publish_edit(VersionStore(data), Edit("merge", "class 0", "class 1"), "operator", "anna")
     publish_edit(VersionStore(data), Edit("retire", "class 2"), "operator", "anna")
     predictor = Predictor.open(data, device="cpu", threads=1)
-    told = explain(predictor, predictor.decode(known("class 0")))
+    told = explain(predictor, predictor.decode(known_image("class 0")))
     labels = {one.name: one.label for task in told.tasks for one in task.classes}
     assert labels == {
         "class 0": "class 1",
@@ -140,7 +140,7 @@ def test_merged_and_retired_classes_are_shown_as_what_they_are_answered_as(tmp_p
 
 def test_while_nothing_is_learned_there_is_nothing_to_explain(tmp_path: Path) -> None:
     with running_server(tmp_path / "robot", threads=1) as server:
-        told = server.post("/explain", content=known("class 0")).json()
+        told = server.post("/explain", content=known_image("class 0")).json()
         assert (told["version"], told["novel"], told["tasks"], told["threshold"]) == (0, True, [], None)
         assert server.post("/explain", content=b"text").json()["code"] == "unsupported_image"
 
@@ -149,7 +149,7 @@ def test_only_those_who_may_predict_are_told(tmp_path: Path) -> None:
     keys = "a:predict:aaaaaaaa-secret-of-a-robot,b:label+operate:bbbbbbbb-secret-of-people"
     with running_server(tmp_path / "robot", threads=1, keys=keys) as server:
         codes = [
-            server.post("/explain", content=known("class 0"), headers={"X-API-Key": secret}).status_code
+            server.post("/explain", content=known_image("class 0"), headers={"X-API-Key": secret}).status_code
             for secret in ("aaaaaaaa-secret-of-a-robot", "bbbbbbbb-secret-of-people", "nobody")
         ]
         assert codes == [200, 403, 401]
@@ -183,7 +183,7 @@ def test_explanations_take_turns_and_the_event_loop_goes_on(monkeypatch: pytest.
 
     async def several() -> float:
         explainer, service, nothing = Explainer(), a_service(10), NothingYet(ImageLimits())
-        work = asyncio.gather(*(explainer.explain(service, nothing, known("class 0")) for _ in range(6)))
+        work = asyncio.gather(*(explainer.explain(service, nothing, known_image("class 0")) for _ in range(6)))
         longest = 0.0
         while not work.done():
             before = time.monotonic()
@@ -204,9 +204,9 @@ def test_who_waits_too_long_is_sent_away_and_the_place_is_not_lost(monkeypatch: 
     async def several() -> list[Any]:
         explainer, service, nothing = Explainer(), a_service(0.1), NothingYet(ImageLimits())
         first = await asyncio.gather(
-            *(explainer.explain(service, nothing, known("class 0")) for _ in range(3)), return_exceptions=True
+            *(explainer.explain(service, nothing, known_image("class 0")) for _ in range(3)), return_exceptions=True
         )
-        return [*first, await explainer.explain(service, nothing, known("class 0"))]
+        return [*first, await explainer.explain(service, nothing, known_image("class 0"))]
 
     results = asyncio.run(several())
     assert [isinstance(one, DeadlinePassed) for one in results] == [False, True, True, False]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.support.servers import robot_folder, running_server
+from tests.support.servers import learned_folder, running_server
 
 SECRET = "llllllll-secret-of-a-labeller"
 
@@ -19,7 +19,7 @@ def test_without_keys_everybody_may_do_everything(tmp_path: Path) -> None:
 
 
 def test_with_keys_it_names_the_holder_and_nobody_else_is_told_anything(tmp_path: Path) -> None:
-    data = robot_folder(tmp_path / "robot")
+    data = learned_folder(tmp_path / "robot")
     with running_server(data, threads=1, keys=f"anna:predict+label:{SECRET}") as server:
         known = server.get("/me", headers={"Authorization": f"Bearer {SECRET}"})
         assert known.json() == {"keys_needed": True, "name": "anna", "roles": ["label", "predict"]}

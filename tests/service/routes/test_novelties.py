@@ -21,15 +21,22 @@ from models.files import sha256_bytes
 from service.inbox import Inbox
 from tests.service.inbox.test_groups import clusters
 from tests.service.inbox.test_inbox import sighting
-from tests.support.images import picture
-from tests.support.servers import RunningServer, known, never_seen, robot_folder, running_server, wait_until
+from tests.support.images import make_image
+from tests.support.servers import (
+    RunningServer,
+    known_image,
+    learned_folder,
+    novel_image,
+    running_server,
+    wait_until,
+)
 
 KEYS = {role: f"the-secret-to-{role}-with" for role in ("predict", "label", "operate")}
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    data = robot_folder(tmp_path_factory.mktemp("novelties") / "robot")
+    data = learned_folder(tmp_path_factory.mktemp("novelties") / "robot")
     with running_server(data, threads=1, inbox_rate=1000) as running:
         yield running
 
@@ -74,7 +81,7 @@ def problem(response: httpx.Response) -> tuple[int, str]:
 def unseen_by_model(server: RunningServer) -> Iterator[tuple[bytes, dict[str, Any]]]:
     """Pictures that are answered `novel`, with the answers."""
     for number in range(1000, 2000):
-        data = never_seen(number)
+        data = novel_image(number)
         answer = predict(server, data)
         if answer["novel"]:
             yield data, answer
@@ -284,7 +291,7 @@ def test_a_deleted_novelty_is_gone_with_its_bytes(server: RunningServer) -> None
 
 
 def test_a_known_answer_that_is_wrong_goes_into_the_inbox(server: RunningServer) -> None:
-    answers = [(data, predict(server, data)) for data in (known(f"class {c}", 700 + c) for c in range(5))]
+    answers = [(data, predict(server, data)) for data in (known_image(f"class {c}", 700 + c) for c in range(5))]
     data, answer = next(pair for pair in answers if not pair[1]["novel"])
     id = sha256_bytes(data)
     assert problem(server.get(f"/novelties/{id}")) == (404, "not_found")
@@ -332,7 +339,7 @@ def test_only_labellers_see_the_inbox_and_only_operators_stored_images(tmp_path:
         *(("GET", f"/images/{sha}"), ("DELETE", f"/images/{sha}")),
         *(("GET", "/images/expired?older_than_days=30"), ("DELETE", "/images?older_than_days=30&confirm=true")),
     ]
-    with running_server(robot_folder(tmp_path / "robot"), threads=1, keys=keys, inbox="false") as server:
+    with running_server(learned_folder(tmp_path / "robot"), threads=1, keys=keys, inbox="false") as server:
 
         def ask(method: str, path: str, role: str | None) -> int:
             headers = {"Authorization": f"Bearer {KEYS[role]}"} if role else {}
@@ -356,12 +363,12 @@ def test_only_labellers_see_the_inbox_and_only_operators_stored_images(tmp_path:
 def full_inbox(root: Path, count: int = 5000) -> None:
     """As many novelties as the inbox takes, in some six hundred groups; written at once, not one by one."""
     with contextlib.closing(Inbox(root)) as inbox:
-        inbox.add(sighting(picture(0)))
+        inbox.add(sighting(make_image(0)))
     path = root / "inbox" / "inbox.sqlite3"
     with contextlib.closing(sqlite3.connect(path)) as connection, connection:
         connection.row_factory = sqlite3.Row
         row = dict(connection.execute("SELECT * FROM novelties").fetchone())
-        rows, image = [], io.BytesIO(picture(0))
+        rows, image = [], io.BytesIO(make_image(0))
         for number, (_, vector) in enumerate(clusters(300, -(-count // 300), 1280, 0.3)[: count - 1], start=2):
             data = image.getvalue() + number.to_bytes(4, "big")
             id = sha256_bytes(data)
@@ -374,7 +381,7 @@ def full_inbox(root: Path, count: int = 5000) -> None:
 
 
 def test_five_thousand_novelties_are_listed_and_grouped_in_a_moment(tmp_path: Path) -> None:
-    data = robot_folder(tmp_path / "robot")
+    data = learned_folder(tmp_path / "robot")
     full_inbox(data)
     with running_server(data, threads=1) as server:
         seconds = {}

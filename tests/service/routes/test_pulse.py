@@ -16,7 +16,7 @@ from models.images import ImageLimits
 from service.inference.servable import NothingYet, Served
 from service.routes.pulse import BINS, EDGES, KEPT, SECONDS, SWAPS, Pulse, quantile
 from service.wire.schemas import Failure, ImageProblem, Prediction
-from tests.support.servers import RunningServer, known, never_seen, robot_folder, running_server
+from tests.support.servers import RunningServer, known_image, learned_folder, novel_image, running_server
 
 START = 1_700_000_000.0
 
@@ -170,21 +170,21 @@ def test_latencies_beyond_both_ends_are_kept_at_the_ends() -> None:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    data = robot_folder(tmp_path_factory.mktemp("pulse") / "robot")
+    data = learned_folder(tmp_path_factory.mktemp("pulse") / "robot")
     with running_server(data, threads=1) as running:
         yield running
 
 
 def test_traffic_on_the_real_server_is_counted_to_the_last_image(server: RunningServer) -> None:
     before = server.get("/pulse").json()
-    answers = [server.post("/predict", content=known(f"class {n % 5}", n)).json() for n in range(10)]
-    answers += [server.post("/predict", content=never_seen(n)).json() for n in range(5)]
-    several = [("images", known("class 0")), ("images", b"none"), ("images", never_seen(9))]
+    answers = [server.post("/predict", content=known_image(f"class {n % 5}", n)).json() for n in range(10)]
+    answers += [server.post("/predict", content=novel_image(n)).json() for n in range(5)]
+    several = [("images", known_image("class 0")), ("images", b"none"), ("images", novel_image(9))]
     answers.append(server.post("/predict", files=several).json())
     assert server.post("/predict", content=b"no image").status_code == 415
-    broken = [("images", b"none"), ("images", known("class 0")[:50])]
+    broken = [("images", b"none"), ("images", known_image("class 0")[:50])]
     assert server.post("/predict", files=broken).status_code == 415
-    assert server.post("/predict?version=99", content=known("class 0")).status_code == 404  # nothing was answered
+    assert server.post("/predict?version=99", content=known_image("class 0")).status_code == 404  # nothing was answered
 
     entries = [entry for answer in answers for entry in answer["predictions"]]
     novel = sum(entry.get("novel", False) for entry in entries)

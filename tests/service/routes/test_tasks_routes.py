@@ -14,7 +14,7 @@ import pytest
 
 from models.versions.store import VersionStore
 from tests.support.learning_loop import Loop, batch, loop
-from tests.support.servers import IMAGES, known, never_seen, robot_folder, running_server, wait_until
+from tests.support.servers import IMAGES, known_image, learned_folder, novel_image, running_server, wait_until
 from tests.support.tiny_model import tiny_backbone, tiny_settings
 
 
@@ -50,7 +50,9 @@ def test_a_form_and_a_zip_with_the_same_images_are_the_same_task(idle: Loop) -> 
 
 
 def test_novelties_and_predictions_are_labelled_by_their_ids(idle: Loop) -> None:
-    answers = [httpx.post(f"{idle.url}/predict", content=never_seen(n)).json()["predictions"][0] for n in range(40, 44)]
+    answers = [
+        httpx.post(f"{idle.url}/predict", content=novel_image(n)).json()["predictions"][0] for n in range(40, 44)
+    ]
     assert all(answer["novel"] for answer in answers)
 
     def inbox() -> list[dict[str, object]]:
@@ -59,7 +61,7 @@ def test_novelties_and_predictions_are_labelled_by_their_ids(idle: Loop) -> None
 
     wait_until(lambda: len(inbox()) >= 3)
     by_novelty = [str(item["id"]) for item in inbox()][:2]
-    familiar = httpx.post(f"{idle.url}/predict", content=known("class 0", 77)).json()["predictions"][0]["id"]
+    familiar = httpx.post(f"{idle.url}/predict", content=known_image("class 0", 77)).json()["predictions"][0]["id"]
     unused = [a["id"] for a in answers if a["id"] not in {i["prediction_id"] for i in inbox() if i["id"] in by_novelty}]
     response = post(idle, json={"classes": {"gizmo": [*by_novelty], "widget": [unused[0], familiar]}})
     assert response.status_code == 202, response.text
@@ -140,14 +142,14 @@ def test_a_waiting_task_is_cancelled_and_queued_again(idle: Loop) -> None:
 
 
 def test_a_server_without_a_queue_says_so_and_predicts_all_the_same(tmp_path: Path) -> None:
-    with running_server(robot_folder(tmp_path / "robot")) as server:
+    with running_server(learned_folder(tmp_path / "robot")) as server:
         refused = server.post("/tasks", files=batch("plum"))
         assert (refused.status_code, refused.json()["code"]) == (503, "no_queue")
-        assert server.post("/predict", content=known("class 0")).status_code == 200
+        assert server.post("/predict", content=known_image("class 0")).status_code == 200
 
 
 def test_a_task_is_followed_to_its_version_and_has_the_bytes_of_the_command_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, torch_as_it_was: None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restore_torch_settings: None
 ) -> None:
     """The same batch over HTTP and by `learn` gives byte-identical tensors."""
     from tasks.batch.check import check_batch
@@ -171,7 +173,7 @@ def test_a_task_is_followed_to_its_version_and_has_the_bytes_of_the_command_line
         learned = VersionStore(running.data).load(4)
 
     monkeypatch.setattr(publishing, "open_backbone", lambda *arguments: tiny_backbone())
-    other = robot_folder(tmp_path / "other")
+    other = learned_folder(tmp_path / "other")
     labelled = check_batch((name, origin, data) for name, (origin, data) in files)
     outcome = publishing.learn_batch(other, labelled, tiny_settings(), lambda event: None)
     assert outcome.manifest.version == 4
@@ -182,7 +184,7 @@ def test_a_task_is_followed_to_its_version_and_has_the_bytes_of_the_command_line
 
 
 def test_classes_are_edited_over_http_and_served_at_once(tmp_path: Path) -> None:
-    with running_server(robot_folder(tmp_path / "robot"), poll_seconds=60) as server:
+    with running_server(learned_folder(tmp_path / "robot"), poll_seconds=60) as server:
 
         def patch(name: str, **change: object) -> httpx.Response:
             return httpx.patch(f"{server.url}/classes/{name}", json=change, timeout=30)
@@ -191,7 +193,8 @@ def test_classes_are_edited_over_http_and_served_at_once(tmp_path: Path) -> None
         assert [entry["name"] for entry in listed["classes"]] == [f"class {n}" for n in range(5)]
         assert patch("class 0", rename="apple").json()["version"] == 4
         labels = [
-            server.post("/predict", content=known("class 0", n)).json()["predictions"][0]["label"] for n in range(9)
+            server.post("/predict", content=known_image("class 0", n)).json()["predictions"][0]["label"]
+            for n in range(9)
         ]
         assert "apple" in labels
         assert patch("class 1", merge_into="apple").status_code == 200

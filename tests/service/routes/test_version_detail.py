@@ -12,8 +12,8 @@ from models.inference.loading import read_model
 from models.versions.edits import Edit, publish_edit
 from models.versions.store import TENSORS, VersionStore
 from service.routes.version_detail import detail
-from tests.support.manifests import a_manifest
-from tests.support.servers import RunningServer, robot_folder, running_server
+from tests.support.manifests import make_manifest
+from tests.support.servers import RunningServer, learned_folder, running_server
 
 REPORT = {
     "task": 0,
@@ -37,7 +37,7 @@ METRICS = {
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    data = robot_folder(tmp_path_factory.mktemp("detail") / "robot")
+    data = learned_folder(tmp_path_factory.mktemp("detail") / "robot")
     with running_server(data, threads=1) as running:
         yield running
 
@@ -65,7 +65,7 @@ def test_a_version_that_is_not_there_is_not_found(server: RunningServer) -> None
 def test_what_the_gate_found_is_told_as_it_was_recorded(tmp_path: Path) -> None:
     store = VersionStore(tmp_path)
     tensors = {"calibration.reference": np.array([-3.0, -2.0, -1.0, np.inf])}
-    manifest = a_manifest(metrics=METRICS, settings={"accept": 0.95}, threshold=-2.5)
+    manifest = make_manifest(metrics=METRICS, settings={"accept": 0.95}, threshold=-2.5)
     number = store.publish(manifest, tensors, {}).version
     told = detail(store, number)
     assert [report.model_dump() for report in told.reports] == [REPORT]
@@ -76,7 +76,7 @@ def test_what_the_gate_found_is_told_as_it_was_recorded(tmp_path: Path) -> None:
 
 
 def test_a_version_made_by_hand_says_what_was_changed(tmp_path: Path) -> None:
-    store = VersionStore(robot_folder(tmp_path / "robot"))
+    store = VersionStore(learned_folder(tmp_path / "robot"))
     manifest = publish_edit(store, Edit("rename", "class 0", "apple"), "operator", "anna")
     told = detail(store, manifest.version)
     assert told.edit == "renamed class 0 to apple"
@@ -85,7 +85,7 @@ def test_a_version_made_by_hand_says_what_was_changed(tmp_path: Path) -> None:
 
 
 def test_a_version_whose_tensors_are_gone_is_unusable_and_the_server_lives(tmp_path: Path) -> None:
-    data = robot_folder(tmp_path / "robot")
+    data = learned_folder(tmp_path / "robot")
     with running_server(data, threads=1) as server:
         (data / "versions" / "000002" / TENSORS).unlink()
         gone = server.get("/versions/2")

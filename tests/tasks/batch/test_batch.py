@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 
 from tasks.batch.check import DEFAULT_LIMITS, BatchLimits, check_batch
 from tasks.errors import BatchError
-from tests.support.images import picture
+from tests.support.images import make_image
 
 Items = list[tuple[str, str, bytes]]
 
-PICTURES = [picture(seed) for seed in range(8)]
+PICTURES = [make_image(seed) for seed in range(8)]
 
 
 def items(**classes: list[bytes]) -> Items:
@@ -45,7 +45,7 @@ def test_one_new_class_alone_is_a_batch() -> None:
 
 @pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP"])
 def test_every_format_of_the_service_can_be_taught(format: str) -> None:
-    assert check_batch(items(cat=[picture(1, format=format), picture(2, format=format)])).counts == {"cat": 2}
+    assert check_batch(items(cat=[make_image(1, format=format), make_image(2, format=format)])).counts == {"cat": 2}
 
 
 def test_a_copy_within_a_class_is_counted_once_and_is_no_problem() -> None:
@@ -101,7 +101,7 @@ def test_one_image_is_enough_for_a_class_that_is_known() -> None:
 
 
 def test_an_unreadable_file_is_named_with_the_readers_reason() -> None:
-    truncated = picture(9, size=(64, 64))[:400]
+    truncated = make_image(9, size=(64, 64))[:400]
     notes, broken = problems_of([*named("cat"), ("cat", "notes.txt", b"hello"), ("cat", "cut.jpg", truncated)])
     assert "'notes.txt' cannot be read (not a JPEG, PNG or WebP)" in notes
     assert "'cut.jpg' cannot be read (" in broken

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from tasks.batch.check import DEFAULT_LIMITS, BatchLimits, LabelledBatch
 from tasks.batch.sources import load_batch, read_source
 from tasks.errors import BatchError
-from tests.support.images import picture, write_classes
+from tests.support.images import make_image, write_classes
 
-PICTURES = [picture(seed) for seed in range(8)]
+PICTURES = [make_image(seed) for seed in range(8)]
 
 
 def load_problems(path: Path, known: tuple[str, ...] = (), limits: BatchLimits = DEFAULT_LIMITS) -> list[str]:

@@ -22,10 +22,10 @@ from tasks.errors import BatchError, QueueUnavailable
 from tasks.images.retention import Retention
 from tasks.images.store import ImageStore
 from tasks.queue.queue import TaskQueue
-from tests.support.images import picture
-from tests.support.manifests import a_manifest, manifest_of
-from tests.support.redis_servers import a_task, client_of
-from tests.support.servers import RunningServer, robot_folder, running_server, wait_until
+from tests.support.images import make_image
+from tests.support.manifests import make_manifest, manifest_of
+from tests.support.redis_servers import client_of, make_task
+from tests.support.servers import RunningServer, learned_folder, running_server, wait_until
 from tests.support.tiny_model import (
     TinyImages,
     class_tasks,
@@ -50,7 +50,7 @@ class Folder:
 
     def __init__(self, root: Path) -> None:
         self.root, self.store, self.images = root, VersionStore(root), ImageStore(root)
-        self.shas = [self.images.put(picture(n)) for n in range(10)]
+        self.shas = [self.images.put(make_image(n)) for n in range(10)]
         self.publish(None, memory=(0, 1), held_out=(2,))
         self.publish(1, memory=(1, 3), held_out=())
 
@@ -60,7 +60,7 @@ class Folder:
             tuple(HeldOut(self.shas[n], "cat") for n in held_out),
             {"cat": tuple(self.shas)},
         )
-        self.store.publish(a_manifest(f"task-{parent}", parent), {"x": np.zeros(1)}, samples.to_json())
+        self.store.publish(make_manifest(f"task-{parent}", parent), {"x": np.zeros(1)}, samples.to_json())
 
     def age(self, number: int, days: float) -> None:
         path = self.path(number)
@@ -95,14 +95,14 @@ def test_an_image_tells_which_versions_and_tasks_need_it(folder: Folder) -> None
     assert [len(use.dependents) for use in uses] == [1, 2, 1, 2, 1, 0, 0, 0, 0, 0]
     stored = uses[5].stored
     assert stored is not None
-    assert stored.bytes == len(picture(5))
+    assert stored.bytes == len(make_image(5))
     assert time.time() - stored.time < 60
     assert retention.uses("0" * 64).stored is None
 
 
 def test_a_removed_image_is_gone_and_others_are_not(folder: Folder) -> None:
     removed = folder.retention().remove(folder.shas[5])
-    assert (removed.sha256s, removed.bytes) == ((folder.shas[5],), len(picture(5)))
+    assert (removed.sha256s, removed.bytes) == ((folder.shas[5],), len(make_image(5)))
     assert folder.there == set(range(10)) - {5}
     assert folder.retention().remove(folder.shas[5]).sha256s == ()
 
@@ -124,8 +124,8 @@ def test_only_old_images_that_nobody_needs_now_are_removed(folder: Folder) -> No
     expired = retention.expired(30)
     # 0 and 2 are needed by version 1 alone, which is not current: it goes on answering without them.
     assert {one.sha256 for one in expired.removable} == {folder.shas[n] for n in (0, 2, 5, 6, 7)}
-    assert expired.bytes == sum(len(picture(n)) for n in (0, 2, 5, 6, 7))
-    assert (expired.kept, expired.kept_bytes) == (3, sum(len(picture(n)) for n in (1, 3, 4)))
+    assert expired.bytes == sum(len(make_image(n)) for n in (0, 2, 5, 6, 7))
+    assert (expired.kept, expired.kept_bytes) == (3, sum(len(make_image(n)) for n in (1, 3, 4)))
     assert folder.there == set(range(10))
     removed = retention.remove_expired(30)
     assert set(removed.sha256s) == {one.sha256 for one in expired.removable}
@@ -136,14 +136,14 @@ def test_only_old_images_that_nobody_needs_now_are_removed(folder: Folder) -> No
 
 def test_an_image_that_a_task_brings_again_is_young_again(folder: Folder) -> None:
     folder.age(5, days=100)
-    assert folder.images.put(picture(5)) == folder.shas[5]
+    assert folder.images.put(make_image(5)) == folder.shas[5]
     assert folder.retention().expired(30).removable == ()
 
 
 def test_before_the_first_version_only_age_and_tasks_count(tmp_path: Path) -> None:
     retention = Retention(VersionStore(tmp_path))
     assert retention.expired(30).removable == ()
-    sha = ImageStore(tmp_path).put(picture(1))
+    sha = ImageStore(tmp_path).put(make_image(1))
     os.utime(tmp_path / "images" / sha[:2] / sha, (0, 0))
     assert Retention(VersionStore(tmp_path), lambda: {"t": [sha]}).expired(30).kept == 1
     assert [one.sha256 for one in retention.expired(30).removable] == [sha]
@@ -186,7 +186,7 @@ def test_a_queue_tells_the_images_of_tasks_that_have_not_ended(tmp_path: Path) -
     with RedisServer(tmp_path) as server, client_of(server.url) as client:
         queue = TaskQueue(client)
         assert unfinished_images(queue) == {}
-        tasks = [queue.submit(a_task(name)).task for name in ("one", "two", "three")]
+        tasks = [queue.submit(make_task(name)).task for name in ("one", "two", "three")]
         queue.cancel(tasks[0].id)
         lease = queue.claim("worker")
         assert lease is not None
@@ -337,7 +337,7 @@ def test_an_image_that_was_deleted_counts_as_learned() -> None:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    data = robot_folder(tmp_path_factory.mktemp("retention") / "robot")
+    data = learned_folder(tmp_path_factory.mktemp("retention") / "robot")
     with running_server(data, threads=1, poll_seconds=0.1) as running:
         yield running
 
@@ -347,7 +347,7 @@ def shas(server: RunningServer) -> list[str]:
     """Three stored images, all of them old: the current version remembers the first, its parent the second."""
     root = server.log.parent / "robot"
     store, images = VersionStore(root), ImageStore(root)
-    shas = [images.put(picture(n, (64, 48))) for n in range(3)]
+    shas = [images.put(make_image(n, (64, 48))) for n in range(3)]
     for remembered in (shas[1], shas[0]):
         loaded = store.load()
         samples: dict[str, Any] = {**loaded.samples, "memory": {**loaded.samples["memory"], "class 0": [remembered]}}
@@ -367,7 +367,7 @@ def delete(server: RunningServer, path: str) -> httpx.Response:
 def test_an_operator_sees_who_needs_an_image_and_is_warned(server: RunningServer, shas: list[str]) -> None:
     uses = server.get(f"/images/{shas[0]}").json()
     assert (uses["stored"], uses["bytes"], uses["stored_at"]) == (
-        *(True, len(picture(0, (64, 48)))),
+        *(True, len(make_image(0, (64, 48)))),
         "1970-01-01T00:00:00Z",
     )
     assert (uses["in_memory_of"], uses["held_out_by"], uses["in_use_now"]) == ([5], [], True)
@@ -393,31 +393,34 @@ def test_an_age_below_a_day_or_no_confirmation_removes_nothing(server: RunningSe
 
 def test_a_deletion_takes_the_image_out_of_the_inbox_too(server: RunningServer, shas: list[str]) -> None:
     # Old images that also lie in the inbox, one of them put there by a person.
-    for data, sha in ((picture(1, (64, 48)), shas[1]), (picture(2, (64, 48)), shas[2])):
+    for data, sha in ((make_image(1, (64, 48)), shas[1]), (make_image(2, (64, 48)), shas[2])):
         answer = server.post("/predict", content=data).json()["predictions"][0]
         server.post("/novelties", json={"prediction_ids": [answer["id"]]})
         wait_until(lambda sha=sha: server.get(f"/novelties/{sha}").status_code == 200)
     assert server.get(f"/images/{shas[2]}").json()["inbox"]
-    size = len(picture(1, (64, 48)))
+    size = len(make_image(1, (64, 48)))
     expired = server.get("/images/expired?older_than_days=30").json()
     assert (expired["older_than_days"], expired["images"], expired["kept"]) == (30, 2, 1)
-    assert (expired["bytes"], expired["kept_bytes"]) == (size + len(picture(2, (64, 48))), len(picture(0, (64, 48))))
+    assert (expired["bytes"], expired["kept_bytes"]) == (
+        size + len(make_image(2, (64, 48))),
+        len(make_image(0, (64, 48))),
+    )
     assert delete(server, f"/images/{shas[1]}").status_code == 409
     forced = delete(server, f"/images/{shas[1]}?force=true").json()
     assert forced == {"images": 1, "bytes": size, "novelties": 1}
     assert server.get(f"/novelties/{shas[1]}").status_code == 404
     removed = delete(server, "/images?older_than_days=30&confirm=true").json()
-    assert removed == {"images": 1, "bytes": len(picture(2, (64, 48))), "novelties": 1}
+    assert removed == {"images": 1, "bytes": len(make_image(2, (64, 48))), "novelties": 1}
     assert server.get(f"/novelties/{shas[2]}").status_code == 404
     assert server.get(f"/images/{shas[0]}").json()["stored"]
     # The version that has lost its memory is still named, and still answers.
     assert server.get(f"/images/{shas[1]}").json()["in_memory_of"] == [4]
-    answer = server.post("/predict?version=4", content=picture(9)).json()["predictions"][0]
+    answer = server.post("/predict?version=4", content=make_image(9)).json()["predictions"][0]
     assert answer["version"] == 4
 
 
 def test_an_image_that_is_only_a_novelty_can_be_removed(server: RunningServer) -> None:
-    data = picture(77, (40, 30))
+    data = make_image(77, (40, 30))
     answer = server.post("/predict", content=data).json()["predictions"][0]
     server.post("/novelties", json={"prediction_ids": [answer["id"]]})
     sha = sha256_bytes(data)

@@ -16,10 +16,10 @@ from openworld.up.embedded_redis import RedisServer
 from tasks.queue import announcements
 from tasks.queue.announcements import LOOK, announce, listen
 from tasks.queue.connection import connect
-from tests.support.redis_servers import FLAVOURS_IN_SHORT
+from tests.support.redis_servers import FEWER_SERVERS_AND_PROTOCOLS
 
 
-@pytest.fixture(scope="module", params=FLAVOURS_IN_SHORT)
+@pytest.fixture(scope="module", params=FEWER_SERVERS_AND_PROTOCOLS)
 def served(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[RedisServer, int]]:

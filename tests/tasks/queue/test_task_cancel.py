@@ -5,20 +5,20 @@ import pytest
 from tasks.errors import WrongState
 from tasks.queue.queue import TaskQueue
 from tasks.queue.task import TaskProgress, TaskState
-from tests.support.redis_servers import FLAVOURS_IN_SHORT, a_task, end, held, queue_on
+from tests.support.redis_servers import FEWER_SERVERS_AND_PROTOCOLS, end, held, make_task, queue_fixtures
 
-address, client, queue = queue_on(FLAVOURS_IN_SHORT)
+address, client, queue = queue_fixtures(FEWER_SERVERS_AND_PROTOCOLS)
 
 
 def test_a_waiting_task_is_cancelled_at_once(queue: TaskQueue) -> None:
-    first, second = (queue.submit(a_task(name)).task for name in "ab")
+    first, second = (queue.submit(make_task(name)).task for name in "ab")
     assert queue.cancel(first.id).state == "cancelled"
     assert queue.cancel(first.id).state == "cancelled"
     assert held(queue).task.id == second.id
 
 
 def test_a_task_that_is_being_learned_is_flagged_and_its_worker_ends_it(queue: TaskQueue) -> None:
-    task = queue.submit(a_task("a")).task
+    task = queue.submit(make_task("a")).task
     lease = held(queue)
     assert not lease.cancelled
     asked = queue.cancel(task.id)
@@ -36,7 +36,7 @@ def test_a_task_that_is_being_learned_is_flagged_and_its_worker_ends_it(queue: T
 
 
 def test_a_cancelled_task_whose_worker_is_done_already_is_published(queue: TaskQueue) -> None:
-    task = queue.submit(a_task("a")).task
+    task = queue.submit(make_task("a")).task
     lease = held(queue)
     queue.cancel(task.id)
     assert lease.publish(1).cancel_requested is False
@@ -44,11 +44,11 @@ def test_a_cancelled_task_whose_worker_is_done_already_is_published(queue: TaskQ
 
 @pytest.mark.parametrize("again", ["submit", "retry"])
 def test_a_request_to_cancel_is_withdrawn_by_asking_for_the_task_again(queue: TaskQueue, again: str) -> None:
-    task = queue.submit(a_task("a")).task
+    task = queue.submit(make_task("a")).task
     lease = held(queue)
     queue.cancel(task.id)
     if again == "submit":
-        queue.submit(a_task("a"))
+        queue.submit(make_task("a"))
     else:
         queue.retry(task.id)
     assert not lease.cancelled
@@ -67,7 +67,7 @@ def test_a_task_that_ended_cannot_be_cancelled(queue: TaskQueue, state: TaskStat
 @pytest.mark.parametrize("state", ["failed", "rejected", "cancelled"])
 def test_a_task_that_was_not_learned_can_be_retried(queue: TaskQueue, state: TaskState) -> None:
     ended = end(queue, state)
-    later = queue.submit(a_task("later")).task
+    later = queue.submit(make_task("later")).task
     again = queue.retry(ended.id)
     assert (again.state, again.attempts, again.reason, again.created) == ("queued", 0, None, ended.created)
     assert queue.retry(ended.id).state == "queued"
@@ -79,7 +79,7 @@ def test_a_task_that_was_not_learned_can_be_retried(queue: TaskQueue, state: Tas
 
 
 def test_a_task_under_way_is_not_disturbed_by_a_retry(queue: TaskQueue) -> None:
-    task = queue.submit(a_task("a")).task
+    task = queue.submit(make_task("a")).task
     lease = held(queue)
     assert queue.retry(task.id).state == "learning"
     lease.publish(4)

@@ -14,22 +14,22 @@ from tasks.queue.queue import LOOKS_AGAIN, TaskQueue
 from tasks.queue.task import TaskProgress
 from tests.support.redis_servers import (
     EVERY_CALL,
-    FLAVOURS_AND_PROTOCOLS,
-    a_task,
+    SERVERS_AND_PROTOCOLS,
+    assert_every_call_is_refused,
+    expire_lease,
     held,
-    let_lapse,
-    queue_on,
-    refused_in_every_way,
+    make_task,
+    queue_fixtures,
 )
 
 SHORT = 0.3  # seconds
 
 
-address, client, queue = queue_on(FLAVOURS_AND_PROTOCOLS)
+address, client, queue = queue_fixtures(SERVERS_AND_PROTOCOLS)
 
 
 def test_tasks_are_handed_out_in_order_one_at_a_time(queue: TaskQueue) -> None:
-    ids = [queue.submit(a_task(name)).task.id for name in "abc"]
+    ids = [queue.submit(make_task(name)).task.id for name in "abc"]
     for task_id in ids:
         lease = held(queue)
         assert (lease.task.id, lease.task.state, lease.task.attempts) == (task_id, "learning", 1)
@@ -40,8 +40,8 @@ def test_tasks_are_handed_out_in_order_one_at_a_time(queue: TaskQueue) -> None:
 
 
 def test_many_workers_at_once_get_one_lease(queue: TaskQueue) -> None:
-    queue.submit(a_task("a"))
-    queue.submit(a_task("b"))
+    queue.submit(make_task("a"))
+    queue.submit(make_task("b"))
     leases: list[Lease | None] = []
     threads = [threading.Thread(target=lambda n=n: leases.append(queue.claim(f"worker {n}"))) for n in range(8)]
     for thread in threads:
@@ -52,7 +52,7 @@ def test_many_workers_at_once_get_one_lease(queue: TaskQueue) -> None:
 
 
 def test_a_waiting_worker_gets_a_new_task_at_once(queue: TaskQueue) -> None:
-    timer = threading.Timer(0.1, lambda: queue.submit(a_task("a")))
+    timer = threading.Timer(0.1, lambda: queue.submit(make_task("a")))
     timer.start()
     started = time.monotonic()
     assert queue.claim("worker", block_seconds=10)
@@ -61,16 +61,16 @@ def test_a_waiting_worker_gets_a_new_task_at_once(queue: TaskQueue) -> None:
 
 
 def test_a_worker_waits_no_longer_than_it_said(queue: TaskQueue) -> None:
-    queue.submit(a_task("a"))
+    queue.submit(make_task("a"))
     held(queue)
-    queue.submit(a_task("b"))
+    queue.submit(make_task("b"))
     started = time.monotonic()
     assert queue.claim("other", block_seconds=0.2) is None
     assert 0.15 < time.monotonic() - started < 2
 
 
 def test_what_a_worker_reports_is_there_for_all_to_see(queue: TaskQueue) -> None:
-    task = queue.submit(a_task("a")).task
+    task = queue.submit(make_task("a")).task
     lease = held(queue)
     progress = TaskProgress(phase="heads", epoch=2, epochs=5, loss=0.5, progress=0.4, seconds_left=9, losses=(0.9, 0.5))
     lease.progress(progress)
@@ -80,7 +80,7 @@ def test_what_a_worker_reports_is_there_for_all_to_see(queue: TaskQueue) -> None
 
 
 def test_a_published_task_keeps_its_version_its_metrics_and_its_curve(queue: TaskQueue) -> None:
-    queue.submit(a_task("a"))
+    queue.submit(make_task("a"))
     lease = held(queue)
     lease.progress(TaskProgress(phase="heads", losses=(0.5,)))
     result = {"tasks": ({"accuracy": np.float32(0.5)},), "auc": float("nan"), "n": np.arange(2), "who": {1j}}
@@ -93,7 +93,7 @@ def test_a_published_task_keeps_its_version_its_metrics_and_its_curve(queue: Tas
 
 
 def test_a_rejected_task_says_why(queue: TaskQueue) -> None:
-    queue.submit(a_task("a"))
+    queue.submit(make_task("a"))
     task = held(queue).reject("forgot the cats", {"accuracy": 0.1})
     assert (task.state, task.version, task.reason, task.result) == (
         *("rejected", None, "forgot the cats"),
@@ -104,7 +104,7 @@ def test_a_rejected_task_says_why(queue: TaskQueue) -> None:
 
 def test_a_finished_task_leaves_nothing_in_the_stream(queue: TaskQueue, client: redis.Redis) -> None:
     for name in "ab":
-        queue.submit(a_task(name))
+        queue.submit(make_task(name))
     held(queue, "one").publish(1)
     held(queue, "two").hand_back()
     held(queue, "three").fail("no", retry=False)
@@ -118,7 +118,7 @@ def test_a_finished_task_leaves_nothing_in_the_stream(queue: TaskQueue, client: 
 
 def test_a_renewed_lease_is_kept_for_as_long_as_it_is_renewed(client: redis.Redis) -> None:
     queue = TaskQueue(client, lease_seconds=SHORT)
-    queue.submit(a_task("a"))
+    queue.submit(make_task("a"))
     lease = held(queue)
     for renew in (lease.renew, lambda: lease.progress(TaskProgress(phase="heads")), lambda: lease.cancelled):
         time.sleep(SHORT * 0.4)
@@ -131,8 +131,8 @@ def test_a_renewed_lease_is_kept_for_as_long_as_it_is_renewed(client: redis.Redi
 
 def test_an_abandoned_task_is_taken_over_and_its_zombie_refused(client: redis.Redis) -> None:
     queue = TaskQueue(client, lease_seconds=SHORT)
-    queue.submit(a_task("a"))
-    queue.submit(a_task("b"))
+    queue.submit(make_task("a"))
+    queue.submit(make_task("b"))
     zombie = held(queue)
     started = time.monotonic()
     lease = queue.claim("other", block_seconds=5)
@@ -140,53 +140,53 @@ def test_an_abandoned_task_is_taken_over_and_its_zombie_refused(client: redis.Re
     assert lease
     assert (lease.task.id, lease.task.attempts) == (zombie.task.id, 2)
     before = queue.get(lease.task.id)
-    refused_in_every_way(zombie)
+    assert_every_call_is_refused(zombie)
     assert queue.get(lease.task.id) == before
     lease.publish(1)
-    refused_in_every_way(zombie)
+    assert_every_call_is_refused(zombie)
     assert queue.get(lease.task.id).version == 1
 
 
 def test_a_zombie_with_the_same_name_is_refused_too(queue: TaskQueue, client: redis.Redis) -> None:
-    queue.submit(a_task("a"))
+    queue.submit(make_task("a"))
     zombie = held(queue, "trainer-0")
-    let_lapse(client, queue)
+    expire_lease(client, queue)
     lease = held(queue, "trainer-0")
-    refused_in_every_way(zombie)
+    assert_every_call_is_refused(zombie)
     lease.renew()
 
 
 def test_a_zombie_of_an_earlier_life_of_the_task_is_refused(queue: TaskQueue) -> None:
-    queue.submit(a_task("a"))
+    queue.submit(make_task("a"))
     zombie = held(queue)
     held_once = queue.get(zombie.task.id)
     zombie.fail("no", retry=False)
     queue.retry(held_once.id)
     held(queue).renew()
-    refused_in_every_way(zombie)
+    assert_every_call_is_refused(zombie)
 
 
 def test_a_worker_that_handed_its_task_back_is_refused_once_another_has_it(queue: TaskQueue) -> None:
-    queue.submit(a_task("a"))
+    queue.submit(make_task("a"))
     before = held(queue)
     before.hand_back()
     assert before.hand_back().state == "queued"
     held(queue).renew()
-    refused_in_every_way(before)
+    assert_every_call_is_refused(before)
 
 
 def test_a_lapsed_lease_that_nobody_took_still_counts(queue: TaskQueue, client: redis.Redis) -> None:
-    queue.submit(a_task("a"))
+    queue.submit(make_task("a"))
     lease = held(queue)
-    let_lapse(client, queue)
+    expire_lease(client, queue)
     lease.renew()
     assert queue.claim("other") is None
-    let_lapse(client, queue)
+    expire_lease(client, queue)
     assert lease.publish(1).state == "published"
 
 
 def test_a_lease_ended_in_one_way_cannot_end_in_another(queue: TaskQueue) -> None:
-    queue.submit(a_task("a"))
+    queue.submit(make_task("a"))
     lease = held(queue)
     task = lease.publish(1)
     assert lease.publish(1) == task
@@ -199,11 +199,11 @@ def test_a_lease_ended_in_one_way_cannot_end_in_another(queue: TaskQueue) -> Non
 
 
 def test_a_task_that_every_worker_dies_of_is_a_dead_letter(queue: TaskQueue, client: redis.Redis) -> None:
-    task = queue.submit(a_task("a")).task
-    other = queue.submit(a_task("b")).task
+    task = queue.submit(make_task("a")).task
+    other = queue.submit(make_task("b")).task
     for attempt in (1, 2, 3):
         assert held(queue).task.attempts == attempt
-        let_lapse(client, queue)
+        expire_lease(client, queue)
     assert held(queue).task.id == other.id
     failed = queue.get(task.id)
     assert (failed.state, failed.attempts) == ("failed", 3)
@@ -215,7 +215,7 @@ def test_a_task_that_every_worker_dies_of_is_a_dead_letter(queue: TaskQueue, cli
 
 
 def test_a_task_that_fails_too_often_is_a_dead_letter(queue: TaskQueue) -> None:
-    first, second = (queue.submit(a_task(name)).task for name in "ab")
+    first, second = (queue.submit(make_task(name)).task for name in "ab")
     for attempt in (1, 2):
         lease = held(queue)
         assert (lease.task.id, lease.task.attempts) == (first.id, attempt)
@@ -229,16 +229,16 @@ def test_a_task_that_fails_too_often_is_a_dead_letter(queue: TaskQueue) -> None:
 
 def test_the_reason_of_a_failure_before_a_death_is_not_lost(client: redis.Redis) -> None:
     queue = TaskQueue(client, max_attempts=2)
-    task = queue.submit(a_task("a")).task
+    task = queue.submit(make_task("a")).task
     held(queue).fail("no disk", retry=True)
     held(queue)
-    let_lapse(client, queue)
+    expire_lease(client, queue)
     assert queue.claim("other") is None
     assert (queue.get(task.id).reason or "").endswith("; before that: no disk")
 
 
 def test_a_failure_that_is_no_use_to_retry_is_final(queue: TaskQueue) -> None:
-    queue.submit(a_task("a"))
+    queue.submit(make_task("a"))
     failed = held(queue).fail("not an image: \udcff" + "x" * 9000, retry=False)
     assert (failed.state, failed.attempts) == ("failed", 1)
     assert failed.reason
@@ -248,7 +248,7 @@ def test_a_failure_that_is_no_use_to_retry_is_final(queue: TaskQueue) -> None:
 
 
 def test_a_task_handed_back_is_at_the_head_and_no_attempt_is_counted(queue: TaskQueue) -> None:
-    first, second = (queue.submit(a_task(name)).task for name in "ab")
+    first, second = (queue.submit(make_task(name)).task for name in "ab")
     for _ in range(5):
         lease = held(queue)
         assert (lease.task.id, lease.task.attempts) == (first.id, 1)
@@ -260,7 +260,7 @@ def test_a_task_handed_back_is_at_the_head_and_no_attempt_is_counted(queue: Task
 
 
 def test_a_task_handed_back_can_be_cancelled(queue: TaskQueue) -> None:
-    task = queue.submit(a_task("a")).task
+    task = queue.submit(make_task("a")).task
     held(queue).hand_back()
     assert queue.cancel(task.id).state == "cancelled"
     assert queue.claim("worker") is None
@@ -268,7 +268,7 @@ def test_a_task_handed_back_can_be_cancelled(queue: TaskQueue) -> None:
 
 @pytest.mark.parametrize("end", [Lease.hand_back, lambda lease: lease.fail("no", retry=True)])
 def test_a_task_that_somebody_cancelled_does_not_go_back(queue: TaskQueue, end: Callable[[Lease], object]) -> None:
-    task = queue.submit(a_task("a")).task
+    task = queue.submit(make_task("a")).task
     lease = held(queue)
     queue.cancel(task.id)
     end(lease)
@@ -276,10 +276,10 @@ def test_a_task_that_somebody_cancelled_does_not_go_back(queue: TaskQueue, end: 
 
 
 def test_a_cancelled_task_whose_worker_died_is_not_learned_again(queue: TaskQueue, client: redis.Redis) -> None:
-    task = queue.submit(a_task("a")).task
+    task = queue.submit(make_task("a")).task
     held(queue)
     queue.cancel(task.id)
-    let_lapse(client, queue)
+    expire_lease(client, queue)
     assert queue.claim("other") is None
     assert queue.get(task.id).state == "cancelled"
 

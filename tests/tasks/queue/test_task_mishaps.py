@@ -9,67 +9,67 @@ from tasks.queue.lease import Lease
 from tasks.queue.queue import TaskQueue
 from tests.support.redis_servers import (
     EVERY_CALL,
-    FLAVOURS_IN_SHORT,
-    a_task,
-    answers_get_lost,
+    FEWER_SERVERS_AND_PROTOCOLS,
+    assert_every_call_is_refused,
+    expire_lease,
     held,
-    let_lapse,
-    queue_on,
-    refused_in_every_way,
+    make_task,
+    queue_fixtures,
+    run_script_twice,
 )
 
-address, client, queue = queue_on(FLAVOURS_IN_SHORT)
+address, client, queue = queue_fixtures(FEWER_SERVERS_AND_PROTOCOLS)
 
 
 def test_a_claim_whose_answer_was_lost_is_one_claim(queue: TaskQueue) -> None:
-    answers_get_lost(queue, "claim")
+    run_script_twice(queue, "claim")
     for name in "ab":
-        queue.submit(a_task(name))
+        queue.submit(make_task(name))
     lease = held(queue)
-    assert (lease.task.id, lease.task.attempts, lease.delivery) == (a_task("a").id, 1, 1)
+    assert (lease.task.id, lease.task.attempts, lease.delivery) == (make_task("a").id, 1, 1)
     lease.renew()
     assert queue.claim("other") is None
 
 
 @pytest.mark.parametrize("call", EVERY_CALL)
 def test_a_call_whose_answer_was_lost_is_one_call(queue: TaskQueue, call: Callable[[Lease], object]) -> None:
-    queue.submit(a_task("a"))
+    queue.submit(make_task("a"))
     lease = held(queue)
     for step in ("renew", "end"):
-        answers_get_lost(queue, step)
+        run_script_twice(queue, step)
     call(lease)
     assert len(queue.dead()) <= 1
     assert queue.get(lease.task.id).attempts in (0, 1)
 
 
 def test_a_destroyed_group_is_made_again_and_nothing_is_passed_over(queue: TaskQueue, client: redis.Redis) -> None:
-    ids = [queue.submit(a_task(name)).task.id for name in "ab"]
+    ids = [queue.submit(make_task(name)).task.id for name in "ab"]
     zombie = held(queue)
     client.xgroup_destroy("openworld:tasks", "trainers")
-    refused_in_every_way(zombie)
+    assert_every_call_is_refused(zombie)
     for task_id in ids:
         lease = held(queue)
         assert lease.task.id == task_id
-        refused_in_every_way(zombie)
+        assert_every_call_is_refused(zombie)
         lease.publish(1)
 
 
 def test_a_task_removed_by_hand_is_passed_over(queue: TaskQueue, client: redis.Redis) -> None:
     for name in "abc":
-        queue.submit(a_task(name))
+        queue.submit(make_task(name))
     lease = held(queue)
-    client.delete(f"openworld:task:{lease.task.id}", f"openworld:task:{a_task('b').id}")
+    client.delete(f"openworld:task:{lease.task.id}", f"openworld:task:{make_task('b').id}")
     client.xtrim("openworld:tasks", maxlen=2, approximate=False)
-    let_lapse(client, queue)
-    assert held(queue).task.id == a_task("c").id
+    expire_lease(client, queue)
+    assert held(queue).task.id == make_task("c").id
     assert [task.state for task in queue.list_tasks()] == ["learning"]
     assert queue.counts()["learning"] == 1
 
 
 @pytest.mark.parametrize("consumer", ["worker", "other"])
 def test_a_lease_that_somebody_claimed_by_hand_is_lost(queue: TaskQueue, client: redis.Redis, consumer: str) -> None:
-    queue.submit(a_task("a"))
+    queue.submit(make_task("a"))
     lease = held(queue, "worker")
     [(entry, _)] = client.xrange("openworld:tasks")
     client.xclaim("openworld:tasks", "trainers", consumer, 0, [entry])
-    refused_in_every_way(lease)
+    assert_every_call_is_refused(lease)

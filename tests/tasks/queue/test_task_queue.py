@@ -13,12 +13,12 @@ from tasks.errors import IdempotencyConflict, QueueFull, QueueUnavailable, Unkno
 from tasks.queue.connection import connect
 from tasks.queue.queue import TaskQueue
 from tasks.queue.task import STATES, TaskProgress, TaskState
-from tests.support.redis_servers import FLAVOURS_AND_PROTOCOLS, a_task, answers_get_lost, end, held, queue_on
+from tests.support.redis_servers import SERVERS_AND_PROTOCOLS, end, held, make_task, queue_fixtures, run_script_twice
 
 T = TypeVar("T")
 
 
-address, client, queue = queue_on(FLAVOURS_AND_PROTOCOLS)
+address, client, queue = queue_fixtures(SERVERS_AND_PROTOCOLS)
 
 
 def at_once(calls: list[Callable[[], T]]) -> list[T | Exception]:
@@ -45,7 +45,7 @@ def at_once(calls: list[Callable[[], T]]) -> list[T | Exception]:
 
 
 def test_a_submitted_task_is_queued_as_it_was_given(queue: TaskQueue) -> None:
-    task = a_task("a", duplicates=3, submitted_by="Zoë", classes={"čtyři": ["0" * 64]})
+    task = make_task("a", duplicates=3, submitted_by="Zoë", classes={"čtyři": ["0" * 64]})
     submitted = queue.submit(task)
     assert submitted.fresh
     assert submitted.task.model_copy(update={"updated": task.updated}) == task
@@ -53,12 +53,12 @@ def test_a_submitted_task_is_queued_as_it_was_given(queue: TaskQueue) -> None:
 
 
 def test_the_same_batch_is_the_same_task_while_it_waits_is_learned_and_after(queue: TaskQueue) -> None:
-    task = queue.submit(a_task("a")).task
-    assert not queue.submit(a_task("a")).fresh
+    task = queue.submit(make_task("a")).task
+    assert not queue.submit(make_task("a")).fresh
     lease = held(queue)
-    assert queue.submit(a_task("a")).task.state == "learning"
+    assert queue.submit(make_task("a")).task.state == "learning"
     lease.publish(7)
-    again = queue.submit(a_task("a"))
+    again = queue.submit(make_task("a"))
     assert (again.fresh, again.task.id, again.task.version) == (False, task.id, 7)
     assert queue.claim("worker") is None
 
@@ -66,7 +66,7 @@ def test_the_same_batch_is_the_same_task_while_it_waits_is_learned_and_after(que
 @pytest.mark.parametrize("state", ["failed", "rejected", "cancelled"])
 def test_a_batch_that_was_not_learned_is_queued_anew(queue: TaskQueue, state: TaskState) -> None:
     end(queue, state)
-    again = queue.submit(a_task("a", submitted_by="bob"))
+    again = queue.submit(make_task("a", submitted_by="bob"))
     assert again.fresh
     assert again.task.state == "queued"
     assert (again.task.attempts, again.task.reason, again.task.submitted_by) == (0, None, "bob")
@@ -76,60 +76,60 @@ def test_a_batch_that_was_not_learned_is_queued_anew(queue: TaskQueue, state: Ta
 
 @pytest.mark.parametrize("state", ["published", "failed", "rejected", "cancelled"])
 def test_the_same_key_and_batch_is_the_first_task_whatever_became_of_it(queue: TaskQueue, state: TaskState) -> None:
-    queue.submit(a_task("a"), "key")
+    queue.submit(make_task("a"), "key")
     ended = end(queue, state)
-    again = queue.submit(a_task("a"), "key")
+    again = queue.submit(make_task("a"), "key")
     assert (again.task, again.fresh) == (ended, False)
 
 
 def test_the_same_key_with_another_batch_is_refused(queue: TaskQueue) -> None:
-    first = queue.submit(a_task("a"), "key").task
+    first = queue.submit(make_task("a"), "key").task
     with pytest.raises(IdempotencyConflict, match=f"{first.id}: use a new key"):
-        queue.submit(a_task("b"), "key")
+        queue.submit(make_task("b"), "key")
     assert queue.counts()["queued"] == 1
 
 
 def test_a_key_sent_with_a_batch_that_is_there_already_is_used_up_too(queue: TaskQueue) -> None:
-    queue.submit(a_task("a"))
-    assert not queue.submit(a_task("a"), "key").fresh
+    queue.submit(make_task("a"))
+    assert not queue.submit(make_task("a"), "key").fresh
     with pytest.raises(IdempotencyConflict):
-        queue.submit(a_task("b"), "key")
+        queue.submit(make_task("b"), "key")
 
 
 def test_a_key_belongs_to_who_submits(queue: TaskQueue) -> None:
-    queue.submit(a_task("a", submitted_by="ann"), "1")
-    assert queue.submit(a_task("b", submitted_by="bob"), "1").fresh
+    queue.submit(make_task("a", submitted_by="ann"), "1")
+    assert queue.submit(make_task("b", submitted_by="bob"), "1").fresh
 
 
 def test_a_key_is_stored_hashed_and_expires(queue: TaskQueue, client: redis.Redis) -> None:
-    queue.submit(a_task("a"), "secret")
+    queue.submit(make_task("a"), "secret")
     [key] = client.keys("openworld:idempotency:*")
     assert "secret" not in key
     assert 6.9 * 86400 < client.ttl(key) <= 7 * 86400
 
 
 def test_sixteen_at_once_with_one_key_submit_one_task(queue: TaskQueue, client: redis.Redis) -> None:
-    results = at_once([lambda: queue.submit(a_task("a"), "key")] * 16)
+    results = at_once([lambda: queue.submit(make_task("a"), "key")] * 16)
     assert sorted(result.fresh for result in results if not isinstance(result, Exception)) == [False] * 15 + [True]
     assert client.xlen("openworld:tasks") == 1
 
 
 def test_sixteen_batches_at_once_with_one_key_get_one_in(queue: TaskQueue) -> None:
-    results = at_once([lambda n=n: queue.submit(a_task(n), "key") for n in range(16)])
+    results = at_once([lambda n=n: queue.submit(make_task(n), "key") for n in range(16)])
     assert sum(isinstance(result, IdempotencyConflict) for result in results) == 15
     assert queue.counts()["queued"] == 1
 
 
 def test_sixteen_tasks_at_once_are_all_accepted(queue: TaskQueue) -> None:
-    results = at_once([lambda n=n: queue.submit(a_task(n)) for n in range(16)])
+    results = at_once([lambda n=n: queue.submit(make_task(n)) for n in range(16)])
     assert all(not isinstance(result, Exception) and result.fresh for result in results)
     assert queue.counts()["queued"] == 16
 
 
 def test_a_submission_whose_answer_was_lost_is_still_the_fresh_one(queue: TaskQueue) -> None:
-    answers_get_lost(queue, "submit")
-    assert queue.submit(a_task("a")).fresh
-    assert queue.submit(a_task("b"), "key").fresh
+    run_script_twice(queue, "submit")
+    assert queue.submit(make_task("a")).fresh
+    assert queue.submit(make_task("b"), "key").fresh
     assert queue.counts()["queued"] == 2
 
 
@@ -137,23 +137,23 @@ def test_a_full_queue_refuses_but_still_knows_what_it_has(client: redis.Redis) -
     queue = TaskQueue(client, max_waiting=2)
     failed = end(queue, "failed", "f")
     for name in "abc":  # The one that is being learned does not wait.
-        queue.submit(a_task(name))
+        queue.submit(make_task(name))
         if name == "a":
             lease = held(queue)
-    for refused in (lambda: queue.submit(a_task("d")), lambda: queue.retry(failed.id)):
+    for refused in (lambda: queue.submit(make_task("d")), lambda: queue.retry(failed.id)):
         with pytest.raises(QueueFull, match="2 tasks are waiting already"):
             refused()
-    assert not queue.submit(a_task("b")).fresh
+    assert not queue.submit(make_task("b")).fresh
     lease.publish(1)
     held(queue)
-    assert queue.submit(a_task("d")).fresh
+    assert queue.submit(make_task("d")).fresh
 
 
 # Watching
 
 
 def test_tasks_are_listed_newest_first_in_pages_and_by_state(queue: TaskQueue) -> None:
-    ids = [queue.submit(a_task(name)).task.id for name in "abcde"]
+    ids = [queue.submit(make_task(name)).task.id for name in "abcde"]
     held(queue)
     assert [task.id for task in queue.list_tasks(limit=2)] == ids[:2:-1]
     assert [task.id for task in queue.list_tasks(limit=2, before=ids[3])] == [ids[2], ids[1]]
@@ -165,7 +165,7 @@ def test_tasks_are_listed_newest_first_in_pages_and_by_state(queue: TaskQueue) -
 
 
 def test_a_list_counts_images_and_a_task_names_them(queue: TaskQueue) -> None:
-    task = queue.submit(a_task("a")).task
+    task = queue.submit(make_task("a")).task
     [summary] = queue.list_tasks()
     assert summary.counts == task.counts == {"class a": 2}
     assert summary.model_dump(exclude={"counts"}) == task.model_dump(exclude={"classes"})
@@ -175,8 +175,8 @@ def test_tasks_are_counted_by_state(queue: TaskQueue) -> None:
     assert queue.counts() == dict.fromkeys(STATES, 0)
     for state in ("published", "rejected", "failed", "cancelled"):
         end(queue, state, state)
-    queue.submit(a_task("a"))
-    queue.submit(a_task("b"))
+    queue.submit(make_task("a"))
+    queue.submit(make_task("b"))
     held(queue).progress(TaskProgress(phase="gate"), "evaluating")
     assert queue.counts() == dict.fromkeys(STATES, 1) | {"learning": 0}
 
@@ -185,7 +185,7 @@ def test_the_oldest_age_is_that_of_the_first_unfinished_task(queue: TaskQueue) -
     assert queue.oldest_age() is None
     end(queue, "failed", "x")
     assert queue.oldest_age() is None
-    queue.submit(a_task("a"))
+    queue.submit(make_task("a"))
     age = queue.oldest_age()
     assert age is not None
     assert 0 <= age < 5
@@ -194,7 +194,7 @@ def test_the_oldest_age_is_that_of_the_first_unfinished_task(queue: TaskQueue) -
 def test_the_clock_dates_the_records(client: redis.Redis) -> None:
     now = datetime(2030, 1, 1, tzinfo=UTC)
     queue = TaskQueue(client, clock=lambda: now)
-    task = queue.submit(a_task("a")).task
+    task = queue.submit(make_task("a")).task
     assert task.updated == now
     now += timedelta(hours=1)
     assert held(queue).task.updated == now
@@ -203,7 +203,7 @@ def test_the_clock_dates_the_records(client: redis.Redis) -> None:
 
 def test_only_the_last_that_ended_are_kept(client: redis.Redis) -> None:
     queue = TaskQueue(client, history=3)
-    waiting = queue.submit(a_task("waiting")).task
+    waiting = queue.submit(make_task("waiting")).task
     retried = end(queue, "cancelled", "retried")
     ended = [end(queue, "cancelled", n) for n in range(2)]
     queue.retry(retried.id)
@@ -219,7 +219,7 @@ def test_the_dead_letters_are_bounded_too(client: redis.Redis) -> None:
     queue = TaskQueue(client, history=2)
     for n in range(4):
         end(queue, "failed", n)
-    assert [letter.task_id for letter in queue.dead()] == [a_task(3).id, a_task(2).id]
+    assert [letter.task_id for letter in queue.dead()] == [make_task(3).id, make_task(2).id]
 
 
 @pytest.mark.parametrize("task_id", ["nothing", "", "*", "a b", "\udcff"])
@@ -236,21 +236,21 @@ def test_a_server_that_is_gone_is_an_unavailable_queue(tmp_path: Path) -> None:
     queue = TaskQueue(connect(f"unix://{tmp_path}/nothing.sock"))
     with pytest.raises(QueueUnavailable, match="check that Redis runs"):
         queue.get("a")
-    for call in (queue.counts, queue.dead, lambda: queue.claim("worker"), lambda: queue.submit(a_task("a"))):
+    for call in (queue.counts, queue.dead, lambda: queue.claim("worker"), lambda: queue.submit(make_task("a"))):
         with pytest.raises(QueueUnavailable):
             call()
 
 
 def test_a_server_with_no_memory_left_refuses_a_task_as_a_whole(queue: TaskQueue, client: redis.Redis) -> None:
-    queue.submit(a_task("a"))
+    queue.submit(make_task("a"))
     client.config_set("maxmemory", 1)
     try:
         with pytest.raises(QueueUnavailable, match=r"memory .*then try again"):
-            queue.submit(a_task("b"), "key")
+            queue.submit(make_task("b"), "key")
     finally:
         client.config_set("maxmemory", 0)
-    assert [task.id for task in queue.list_tasks()] == [a_task("a").id]
-    assert queue.submit(a_task("b"), "key").fresh
+    assert [task.id for task in queue.list_tasks()] == [make_task("a").id]
+    assert queue.submit(make_task("b"), "key").fresh
 
 
 def test_an_address_that_is_none_is_refused() -> None:

@@ -26,7 +26,7 @@ from tasks.queue.queue import TaskQueue
 from tasks.queue.queue_scripts import NOBODY
 from tasks.queue.task import ENDED, Task, TaskProgress, TaskState
 from tests.support.paths import ROOT
-from tests.support.redis_servers import FLAVOURS, a_task, client_of, held, let_lapse
+from tests.support.redis_servers import REDIS_SERVERS, client_of, expire_lease, held, make_task
 
 EXAMPLES = 10  # thousands were tried when this was written
 
@@ -43,7 +43,7 @@ while True:
 """
 
 
-@pytest.fixture(params=FLAVOURS)
+@pytest.fixture(params=REDIS_SERVERS)
 def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RedisServer]:
     with RedisServer(tmp_path / "redis", request.param) as server:
         yield server
@@ -90,14 +90,14 @@ def test_nothing_is_lost_when_the_server_is_killed_after_any_call(server: RedisS
         assert everything(client) == before
         return result
 
-    a, b, c = (after(queue.submit(a_task(name), f"key {name}")).task for name in "abc")
+    a, b, c = (after(queue.submit(make_task(name), f"key {name}")).task for name in "abc")
     lease = after(held(queue))
     after(lease.renew())
     after(lease.progress(TaskProgress(phase="heads", losses=(1.0,))))
     after(lease.hand_back())
     after(held(queue).fail("no disk", retry=True))
     zombie = after(held(queue))
-    let_lapse(client, queue)
+    expire_lease(client, queue)
     lease = after(held(queue, "other"))
     with pytest.raises(LeaseLost):
         zombie.renew()
@@ -108,7 +108,7 @@ def test_nothing_is_lost_when_the_server_is_killed_after_any_call(server: RedisS
     after(held(queue).fail("bad luck", retry=False))
     after(queue.retry(c.id))
     after(queue.cancel(c.id))
-    assert not after(queue.submit(a_task("a"), "key a")).fresh
+    assert not after(queue.submit(make_task("a"), "key a")).fresh
     assert [queue.get(task.id).state for task in (a, b, c)] == ["published", "cancelled", "cancelled"]
 
 
@@ -121,7 +121,7 @@ def test_what_was_accepted_while_the_server_was_being_killed_is_there_once(
 
     def submit() -> None:
         while not stop.is_set():
-            task = a_task(next(names))
+            task = make_task(next(names))
             try:
                 accepted.append(queue.submit(task).task.id)
             except QueueUnavailable:
@@ -142,10 +142,10 @@ def test_what_was_accepted_while_the_server_was_being_killed_is_there_once(
     assert len(accepted) > 10
 
 
-@pytest.mark.parametrize("server", FLAVOURS[:1], indirect=True)
+@pytest.mark.parametrize("server", REDIS_SERVERS[:1], indirect=True)
 def test_a_killed_worker_loses_no_task(server: RedisServer, client: redis.Redis) -> None:
     queue = TaskQueue(client, lease_seconds=0.6)
-    queue.submit(a_task("a"))
+    queue.submit(make_task("a"))
     command = [sys.executable, "-c", WORKER, server.url]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as worker:
         assert worker.stdout
@@ -187,7 +187,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule(name=st.integers(0, 3))
     def submit(self, name: int) -> None:
-        task = a_task(name)
+        task = make_task(name)
         fresh = self.states.get(task.id, "failed") in ENDED - {"published"}
         assert self.queue.submit(task).fresh == fresh
         self.flagged.discard(task.id)
@@ -223,7 +223,7 @@ class QueueMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.holder is not None)
     @rule()
     def lapse(self) -> None:
-        let_lapse(self.client, self.queue)
+        expire_lease(self.client, self.queue)
         self.lapsed = True
 
     @precondition(lambda self: self.leases)

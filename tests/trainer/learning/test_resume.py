@@ -12,7 +12,7 @@ import pytest
 
 from models.versions.store import VersionStore
 from openworld.cli import main
-from tests.support.images import picture, write_classes
+from tests.support.images import make_image, write_classes
 from tests.support.paths import ROOT
 
 pytest.importorskip("torch")
@@ -37,13 +37,13 @@ def quick_training(environment: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def batch(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    classes = {"noise": [picture(n) for n in range(8)], "wide": [picture(100 + n, (64, 16)) for n in range(8)]}
+    classes = {"noise": [make_image(n) for n in range(8)], "wide": [make_image(100 + n, (64, 16)) for n in range(8)]}
     return write_classes(tmp_path_factory.mktemp("batch"), classes)
 
 
 @pytest.fixture(scope="module")
 def second_batch(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    classes = {"tall": [picture(200 + n, (16, 64)) for n in range(6)]}
+    classes = {"tall": [make_image(200 + n, (16, 64)) for n in range(6)]}
     return write_classes(tmp_path_factory.mktemp("second"), classes)
 
 

@@ -18,7 +18,7 @@ from PIL import Image
 WIDTH, HEIGHT, QUALITY = 340, 256, 85
 
 
-def picture(name: str, number: int) -> bytes:
+def make_image(name: str, number: int) -> bytes:
     """The JPEG of a class's picture with that number."""
     style = np.random.default_rng(zlib.crc32(name.encode()))
     slope, angle, stretch = style.uniform(1.2, 1.5), style.uniform(0, np.pi), style.uniform(1, 4)
@@ -52,12 +52,12 @@ def _field(rng: np.random.Generator, amplitude: NDArray[np.float64]) -> NDArray[
     return out
 
 
-def write(root: Path, classes: Sequence[str], numbers: range) -> Mapping[str, list[Path]]:
+def write_images(root: Path, classes: Sequence[str], numbers: range) -> Mapping[str, list[Path]]:
     """A sub-folder a class."""
     out: dict[str, list[Path]] = {}
     for name in classes:
         (root / name).mkdir(parents=True)
         out[name] = [root / name / f"{number}.jpg" for number in numbers]
         for number, path in zip(numbers, out[name], strict=True):
-            path.write_bytes(picture(name, number))
+            path.write_bytes(make_image(name, number))
     return out
