@@ -6,11 +6,13 @@ import hashlib
 import os
 import secrets
 import shutil
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 TEMPORARY = ".tmp"
+LOCK_POLL_SECONDS = 0.05
 
 
 def sha256_bytes(data: bytes) -> str:
@@ -133,16 +135,41 @@ def append_durable(path: Path, line: bytes) -> None:
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock that dies with its process. The file stays: removing a lock file lets two holders in."""
+def file_lock(path: Path, timeout: float | None = None, *, shared_with_children: bool = False) -> Iterator[int]:
+    """Hold an exclusive lock (flock) on `path`, created if missing, and yield its descriptor.
+
+    Waits without limit by default, at most `timeout` seconds otherwise (0 tries once), then raises TimeoutError. The
+    kernel releases the lock when the process ends. With `shared_with_children`, child processes that inherit the
+    descriptor (`pass_fds`) keep the lock after this block, until the last of them ends. The file is never removed:
+    that would let two processes lock two different files of the same name.
+    """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
+        _acquire(descriptor, path, timeout)
+        try:
+            yield descriptor
+        finally:
+            if not shared_with_children:
+                # A forked child has a copy of the descriptor: closing ours alone would not release the lock.
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
     finally:
-        # Closing alone would leave the lock with any child forked meanwhile, which shares the descriptor.
-        fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)
+
+
+def _acquire(descriptor: int, path: Path, timeout: float | None) -> None:
+    if timeout is None:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        return
+    deadline = time.monotonic() + timeout
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
+                raise TimeoutError(errno.ETIMEDOUT, "locked by another process", str(path)) from None
+            time.sleep(min(LOCK_POLL_SECONDS, remaining))
 
 
 def _write_all(descriptor: int, data: bytes) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from models import files as durable
+from models import files
 from models.errors import StoreError
 from tasks.images.store import ImageStore
 
@@ -28,7 +28,7 @@ def alone(root: Path, patience: float | None = None) -> Iterator[None]:
     has the lock may be a process that hangs. Two attempts at one task write the same checkpoints, and one publishes.
     """
     try:
-        durable.make_folder(root / "work")
+        files.make_folder(root / "work")
         descriptor = os.open(root / "work" / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
     except OSError as error:
         raise StoreError(
@@ -81,7 +81,7 @@ class Undo:
                 self._images.remove(sha256)
         for path in self._ours:
             with suppress(OSError):
-                durable.remove(path)
+                files.remove(path)
         for folder in self._folders:
             with suppress(OSError):  # not empty: somebody else put something there meanwhile
                 folder.rmdir()

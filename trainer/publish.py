@@ -17,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from models import files as durable
+from models import files
 from models.errors import BackboneError, NothingLearned, StaleParent, StoreError
 from models.inference.loading import read_model
 from models.inference.model import Model
@@ -98,7 +98,7 @@ def learn_batch(
             if store.find_task(batch.task_id) is None:
                 undo()
                 if isinstance(error, StaleParent | BatchError):  # nobody can go on from these epochs
-                    durable.remove(_work(store, batch))
+                    files.remove(_work(store, batch))
             if isinstance(error, OSError):
                 raise StoreError(f"the data folder {root} could not be used: {error}") from error
             raise
@@ -136,7 +136,7 @@ def _sweep(store: VersionStore) -> None:
     """With a new parent nobody goes on from an older checkpoint, neither this task nor one given up before."""
     for folder in (store.root / "work").iterdir():
         if folder.is_dir():
-            durable.remove(folder)
+            files.remove(folder)
 
 
 # Before anything is written
@@ -150,7 +150,7 @@ def _already_learned(store: VersionStore, batch: LabelledBatch) -> Outcome | Non
     version = store.find_task(batch.task_id)
     if version is None:
         return None
-    durable.remove(_work(store, batch))  # of one who was killed right after publishing
+    files.remove(_work(store, batch))  # of one who was killed right after publishing
     return Outcome("already learned", store.manifest(version), store.folder(version))
 
 

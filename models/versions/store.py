@@ -26,7 +26,7 @@ import safetensors.numpy
 from pydantic import AwareDatetime, BaseModel, ConfigDict, ValidationError
 from safetensors import SafetensorError
 
-from models import files as durable
+from models import files
 from models.errors import CorruptVersion, NothingLearned, StaleParent, StoreError
 from models.files import sha256_bytes, sha256_file
 from models.versions.manifest import Manifest, canonical_json, parse_json
@@ -153,17 +153,17 @@ class VersionStore:
         killed attempt at the same task on the same parent put in place is promoted as it is.
         """
         self._require_current(manifest.parent)  # Before the lock and the bytes: a zombie need not wait to be refused.
-        files = _encode(tensors, samples)
+        contents = _encode(tensors, samples)
         with self._writing(self._versions):
             self._require_current(manifest.parent)
             self._verify_graphs(manifest, "publish")
-            published = self._unfinished(manifest.sealed(files)) or self._place(manifest, files)
+            published = self._unfinished(manifest.sealed(contents)) or self._place(manifest, contents)
             try:
                 self._promote(published.version, manifest.parent, by, reason or f"learned task {manifest.task_id}")
             except BaseException:
                 # The fsync after replacing CURRENT can fail too; by then the version is in use.
                 if self._current_or_last() != published.version:
-                    durable.discard(self.folder(published.version))
+                    files.discard(self.folder(published.version))
                 raise
             return published
 
@@ -171,9 +171,9 @@ class VersionStore:
         """Keep what the gate refused, for people to look at; it is no version and can never become current."""
         manifest = manifest.model_copy(update={"metrics": {**manifest.metrics, "rejected": reason}})
         folder = self._rejected / manifest.task_id
-        files = _encode(tensors, samples)
+        contents = _encode(tensors, samples)
         with self._writing(self._rejected):
-            durable.write_folder(folder, files | {MANIFEST: manifest.sealed(files).to_json()})
+            files.write_folder(folder, contents | {MANIFEST: manifest.sealed(contents).to_json()})
         return folder
 
     def activate(self, n: int, by: By, reason: str) -> Manifest:
@@ -189,22 +189,22 @@ class VersionStore:
         path = self.graph_path(sha256)
         with self._writing(self._graphs):
             if not path.is_file() or sha256_file(path) != sha256:
-                durable.write_durable(path, data)
+                files.write_durable(path, data)
         return sha256
 
     # The steps of publishing
 
-    def _place(self, manifest: Manifest, files: dict[str, bytes]) -> Manifest:
-        manifest = manifest.model_copy(update={"version": self.next_version()}).sealed(files)
+    def _place(self, manifest: Manifest, contents: dict[str, bytes]) -> Manifest:
+        manifest = manifest.model_copy(update={"version": self.next_version()}).sealed(contents)
         folder = self.folder(manifest.version)
-        durable.write_folder(folder, files | {MANIFEST: manifest.to_json()}, self._on_step)
+        files.write_folder(folder, contents | {MANIFEST: manifest.to_json()}, self._on_step)
         return manifest
 
     def _promote(self, n: int, previous: int | None, by: By, reason: str) -> None:
         line = Promotion(time=datetime.now(UTC), version=n, previous=previous, by=by, reason=reason)
-        durable.append_durable(self._log, line.model_dump_json().encode())
+        files.append_durable(self._log, line.model_dump_json().encode())
         self._on_step("logged")
-        durable.write_durable(self._current, f"{n}\n".encode())
+        files.write_durable(self._current, f"{n}\n".encode())
         self._on_step("promoted")
 
     def _unfinished(self, wanted: Manifest) -> Manifest | None:
@@ -217,19 +217,19 @@ class VersionStore:
             with suppress(CorruptVersion):
                 if found.parent == wanted.parent and found.files == wanted.files:
                     return self.load(n, expect_backbone=wanted.backbone_sha256).manifest
-            durable.discard(self.folder(n))
+            files.discard(self.folder(n))
         return None
 
     @contextmanager
     def _writing(self, folder: Path) -> Iterator[None]:
         """Every writer comes through here, so a temporary name seen under the lock belongs to a dead one."""
         try:
-            durable.make_folder(folder)
-            with durable.locked(self.root / ".lock"):
+            files.make_folder(folder)
+            with files.file_lock(self.root / ".lock"):
                 # Of the root only CURRENT is ours: others keep files there and do not take this lock.
                 for place in (".CURRENT.", "versions/.", "rejected/.", "graphs/."):
-                    for garbage in self.root.glob(f"{place}*{durable.TEMPORARY}"):
-                        durable.remove(garbage)
+                    for garbage in self.root.glob(f"{place}*{files.TEMPORARY}"):
+                        files.remove(garbage)
                 yield
         except OSError as error:
             raise StoreError(f"could not write to the version store: {error}") from error

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from models import files as durable
+from models import files
 from models.versions.store import VersionStore
 from openworld.cli import main
 from tests.support.images import write_classes
@@ -382,7 +382,7 @@ def test_a_disk_that_fills_up_while_images_are_stored_leaves_nothing_behind(
         images = path.parent.parent
         if len(list(images.glob("*/*"))) >= room[images.parent]:
             full()
-        durable.write_durable(path, data)
+        files.write_durable(path, data)
 
     monkeypatch.setattr("tasks.images.store.write_durable", write)
     before = tree(first)
@@ -399,7 +399,7 @@ def test_a_disk_that_is_full_at_the_end_keeps_the_current_version_and_the_epochs
 ) -> None:
     before = tree(data)
     with monkeypatch.context() as patch:
-        patch.setattr(durable, "write_folder", full)
+        patch.setattr(files, "write_folder", full)
         code, _, err = run("learn", batches.second, "--data", data)
     assert code == 2
     assert "the disk is full, nothing was published" in err
