@@ -3,7 +3,7 @@ from collections.abc import Iterator
 
 import pytest
 
-# A task is learned in seconds, on one thread: what the tests before did to torch's threads then does not matter.
+# Settings that learn a task in seconds, on one thread.
 ENVIRONMENT = {
     "OPENWORLD_BACKBONE": "tf_efficientnet_lite0",
     "OPENWORLD_EPOCHS": "3",
@@ -15,7 +15,7 @@ ENVIRONMENT = {
 
 @pytest.fixture(scope="module")
 def restore_torch_settings() -> Iterator[None]:
-    """For what calls `set_up_torch`: it is meant for a whole process, which here goes on with other tests."""
+    """Restore what `set_up_torch` changes for the whole process."""
     torch = pytest.importorskip("torch")
     threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     yield
@@ -26,7 +26,7 @@ def restore_torch_settings() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def environment(restore_torch_settings: None) -> Iterator[pytest.MonkeyPatch]:
-    """The settings above and none from outside; a module changes them with what it gets."""
+    """Set ENVIRONMENT and remove every other OPENWORLD_ variable."""
     with pytest.MonkeyPatch.context() as patch:
         for name in [name for name in os.environ if name.startswith("OPENWORLD_")]:
             patch.delenv(name)

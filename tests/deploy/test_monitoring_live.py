@@ -21,7 +21,7 @@ import pytest
 
 from openworld.up.claims import free_port
 from tests.support.learning_loop import Loop, batch, loop
-from tests.support.prometheus import Question, local_config, questions, requires_prometheus
+from tests.support.prometheus import Query, local_config, queries, requires_prometheus
 from tests.support.servers import known_image, novel_image, wait_until
 
 WINDOWS, WAITS = 60, 300  # so many times as fast: five minutes are five seconds, and ten minutes of `for` are two
@@ -209,6 +209,6 @@ def test_the_swap_is_seen(day: Day) -> None:
 
 
 @requires_prometheus
-@pytest.mark.parametrize("question", list(questions()), ids=lambda question: question.where)
-def test_every_panel_has_something_to_show(day: Day, question: Question) -> None:
-    assert day.prometheus.values(question.asked(RATE_INTERVAL))
+@pytest.mark.parametrize("question", list(queries()), ids=lambda question: question.where)
+def test_every_panel_has_something_to_show(day: Day, question: Query) -> None:
+    assert day.prometheus.values(question.rendered(RATE_INTERVAL))

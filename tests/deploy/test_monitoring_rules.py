@@ -23,7 +23,7 @@ from tests.support.prometheus import (
     dashboards,
     metrics_in,
     panels,
-    questions,
+    queries,
     recorded,
     requires_prometheus,
     rules,
@@ -135,16 +135,16 @@ def test_rules_ask_for_metrics_that_exist(rule: dict[str, Any]) -> None:
     assert found <= exported() | recorded() | OF_PROMETHEUS
 
 
-@pytest.mark.parametrize("question", list(questions()), ids=lambda question: question.where)
+@pytest.mark.parametrize("question", list(queries()), ids=lambda question: question.where)
 def test_dashboards_ask_for_metrics_that_exist(question: Any) -> None:
-    found = metrics_in(question.asked("1m"))
+    found = metrics_in(question.rendered("1m"))
     assert found
     assert found <= exported() | recorded() | OF_PROMETHEUS
 
 
 def test_every_metric_of_ours_is_on_a_dashboard_or_in_a_rule() -> None:
     """What nobody looks at need not be measured."""
-    shown = set().union(*(metrics_in(question.asked("1m")) for question in questions()))
+    shown = set().union(*(metrics_in(question.rendered("1m")) for question in queries()))
     shown |= set().union(*(metrics_in(rule["expr"]) for rule in rules()))
     bases = {re.sub(r"_(bucket|sum|count)$", "", name) for name in shown}
     ours = {re.sub(r"_(bucket|sum|count)$", "", name) for name in exported() if name.startswith("openworld_")}

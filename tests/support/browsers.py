@@ -1,6 +1,6 @@
-"""A real Chromium for the console's tests, an eye on what it does, and axe-core for what it shows.
+"""A real Chromium for the console's tests, with axe-core for accessibility.
 
-Where something is missing, the tests are skipped with the command that would help.
+Tests are skipped, with the command that installs the missing part, where Chromium or axe-core is absent.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
 @contextmanager
 def chromium() -> Iterator[Any]:
-    """A browser; skips where there is none."""
+    """A running browser; skip the test where none is installed."""
     with playwright.sync_playwright() as player:
         own = Path(player.chromium.executable_path)
         found = next(filter(None, map(shutil.which, NAMES)), str(own) if own.exists() else None)
         if found is None:
-            pytest.skip("no Chromium: apt-get install chromium, or playwright install chromium")
+            pytest.skip("Chromium is not installed: apt-get install chromium, or playwright install chromium")
         browser = player.chromium.launch(executable_path=found, args=ARGUMENTS)
         try:
             yield browser
@@ -44,56 +44,56 @@ def chromium() -> Iterator[Any]:
 
 @dataclass
 class Visit:
-    """A tab on the console, and everything that went wrong in it."""
+    """A browser tab on the console that records errors and requests to other hosts."""
 
     page: Any
     url: str
     errors: list[str] = field(default_factory=list)
-    strangers: list[str] = field(default_factory=list)  # addresses of other hosts that it asked
+    foreign_requests: list[str] = field(default_factory=list)  # URLs of other hosts
 
     def __post_init__(self) -> None:
-        self.page.on("console", self._heard)
+        self.page.on("console", self._on_console_message)
         self.page.on("pageerror", lambda error: self.errors.append(f"uncaught: {error}"))
-        self.page.on("request", self._asked)
+        self.page.on("request", self._on_request)
 
-    def _heard(self, message: Any) -> None:
+    def _on_console_message(self, message: Any) -> None:
         if message.type in ("error", "warning"):
             self.errors.append(f"{message.text} ({message.location.get('url')})")
 
-    def _asked(self, request: Any) -> None:
+    def _on_request(self, request: Any) -> None:
         address = urlsplit(request.url)
         if address.scheme not in ("blob", "data") and address.netloc != urlsplit(self.url).netloc:
-            self.strangers.append(request.url)
+            self.foreign_requests.append(request.url)
 
     def open(self, page: str) -> Any:
-        """A page of the console, drawn."""
+        """Open a page of the console and wait until it is drawn."""
         self.page.goto(f"{self.url}/#/{page}")
         self.page.wait_for_selector("main h1")
         return self.page
 
-    def forgive(self, part: str) -> None:
-        """An error that the test provoked: a browser notes every answer from 400 on."""
+    def expect_error(self, part: str) -> None:
+        """Drop a recorded error that the test provoked; browsers log every response with a status from 400."""
         assert [error for error in self.errors if part in error], self.errors
         self.errors = [error for error in self.errors if part not in error]
 
 
 @contextmanager
 def visit(browser: Any, url: str, viewport: dict[str, int] | None = None, **options: Any) -> Iterator[Visit]:
-    """A tab of its own; at its end, nothing may have gone wrong and nobody else been asked."""
+    """A new tab. Fails at the end if the page logged an error or contacted another host."""
     context = browser.new_context(viewport=viewport or DESK, **options)
     context.set_default_timeout(20_000)
     try:
         visiting = Visit(context.new_page(), url)
         yield visiting
         assert not visiting.errors, visiting.errors
-        assert not visiting.strangers, visiting.strangers
+        assert not visiting.foreign_requests, visiting.foreign_requests
     finally:
         context.close()
 
 
 @cache
 def axe() -> str:
-    """The source of axe-core, fetched once from npm's registry; skips where that cannot be."""
+    """The source of axe-core, fetched once with npm; skip the test where that fails."""
     script = CACHE / "axe.min.js"
     if not script.exists():
         if shutil.which("npm") is None:
@@ -119,7 +119,7 @@ def axe() -> str:
 
 
 def axe_problems(page: Any) -> list[str]:
-    """What axe-core finds serious, a line each. Evaluated from outside: the page's own policy stays in force."""
+    """Serious axe-core findings, one line each. Evaluated through the driver, so the page's CSP stays in force."""
     page.evaluate(axe())
     found = page.evaluate("axe.run(document, { resultTypes: ['violations'] })")
     return [

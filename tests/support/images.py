@@ -1,4 +1,4 @@
-"""Small real pictures, and folders of them, for the tests that need bytes rather than arrays."""
+"""Small encoded images, and folders of them."""
 
 import io
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ from PIL import Image
 
 
 def make_image(seed: int, size: tuple[int, int] = (32, 32), format: str = "JPEG") -> bytes:
-    """A picture that differs for every seed and is the same for the same one; `size` is width, height."""
+    """Random pixels, determined by `seed`. `size` is (width, height)."""
     width, height = size
     pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
     buffer = io.BytesIO()
@@ -18,7 +18,7 @@ def make_image(seed: int, size: tuple[int, int] = (32, 32), format: str = "JPEG"
 
 
 def write_classes(root: Path, classes: Mapping[str, Sequence[bytes]]) -> Path:
-    """A folder with a sub-folder a class, files named 0.jpg, 1.jpg and so on; returns the folder."""
+    """Write one sub-folder per class with files 0.jpg, 1.jpg, ... and return `root`."""
     for name, images in classes.items():
         folder = root / name
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,7 @@
-"""The whole loop in real processes: Redis, server and trainer on a tiny backbone, each of them easily killed.
+"""Redis, server and trainer as real processes on a tiny backbone, with fault injection.
 
-`python -m tests.support.learning_loop serve|train ...` runs `openworld serve|train ...` with two changes: the backbone
-is the tiny one, and a process dies at the step that FAULT names. FAULT_PID names another
-process to kill.
+`python -m tests.support.learning_loop serve|train ...` runs `openworld serve|train ...` on the tiny backbone. At the
+step that FAULT names, the process kills itself, or the process that FAULT_PID names.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ ENDED = ("published", "rejected", "failed", "cancelled")
 
 
 def batch(*names: str, images: int = 6, start: int = 0) -> list[tuple[str, tuple[str, bytes]]]:
-    """A form with so many pictures of each class."""
+    """Form fields with `images` images per class."""
     return [
         (name, (f"{number}.png", IMAGES.read(f"{name}/{number}")))
         for name in names
@@ -42,7 +41,7 @@ def batch(*names: str, images: int = 6, start: int = 0) -> list[tuple[str, tuple
 
 @dataclass
 class Loop:
-    """One data folder with its programs; every program can be killed, and started again."""
+    """One data folder and its processes; each process can be killed and started again."""
 
     data: Path
     redis: RedisServer
@@ -107,7 +106,7 @@ class Loop:
         return [n for n in store.versions() if store.manifest(n).task_id == id]
 
     def check_learned_once(self, id: str) -> None:
-        """Exactly one version, promoted once, whole, with every image that it was made from."""
+        """Assert that the task made exactly one version, promoted once, undamaged, with all its images stored."""
         task = self.wait_until_ended(id)
         assert task["state"] == "published", task
         assert self.versions_of(id) == [task["version"]]
@@ -122,7 +121,7 @@ class Loop:
 
 @contextmanager
 def loop(root: Path, **settings: str) -> Iterator[Loop]:
-    """Redis and a robot's folder with three versions; the other programs are started by the test."""
+    """Redis and a data folder with three versions. The test starts server and trainer."""
     data = learned_folder(root / "robot")
     with RedisServer(data / "redis") as redis:
         running = Loop(data, redis, {f"OPENWORLD_{name.upper()}": value for name, value in settings.items()})
@@ -133,12 +132,12 @@ def loop(root: Path, **settings: str) -> Iterator[Loop]:
 
 
 def wait_for_death(process: subprocess.Popen[bytes]) -> None:
-    """By the fault, and not by anything else."""
+    """Wait until the injected fault has killed the process."""
     wait_until(lambda: process.poll() is not None, 60)
     assert process.returncode == -signal.SIGKILL
 
 
-# Inside the process that is to die
+# Fault injection, inside the child process
 
 
 def _die() -> None:
@@ -146,7 +145,7 @@ def _die() -> None:
     os.environ["FAULT"] = ""
     os.kill(victim, signal.SIGKILL)
     if victim != os.getpid():
-        time.sleep(0.2)  # it is dead before this process goes on
+        time.sleep(0.2)  # let the victim end before this process continues
 
 
 def _at(step: str) -> None:

@@ -1,4 +1,4 @@
-"""Manifests for the tests: one that nothing stands behind, and one of a real model."""
+"""Valid manifests: one without files behind it, and one of a real model."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from models.versions.manifest import Manifest
 
 
 def make_manifest(task_id: str = "task-1", parent: int | None = None, **changes: Any) -> Manifest:
-    """A valid manifest, with these fields changed."""
+    """A valid manifest with `changes` applied."""
     fields: dict[str, Any] = {
         "parent": parent,
         "task_id": task_id,
@@ -27,7 +27,7 @@ def make_manifest(task_id: str = "task-1", parent: int | None = None, **changes:
 
 
 def manifest_of(model: Model, spec: BackboneSpec, **changes: Any) -> Manifest:
-    """The manifest that a version of this model has."""
+    """The manifest of a version that holds `model`."""
     own: dict[str, Any] = {
         "task_id": f"task-{len(model.tasks)}",
         "tasks": [list(task.classes) for task in model.tasks],

@@ -1,4 +1,4 @@
-"""Where things lie: the project, and `../shared`, which its builders have and others need not."""
+"""Paths of the project and of the optional folder `../shared`."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Debian's Prometheus for the tests, and what the rules and the dashboards ask it."""
+"""A real Prometheus for the tests, and the queries of rules and dashboards."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ requires_prometheus = pytest.mark.skipif(
 
 
 @dataclass(frozen=True)
-class Question:
-    """An expression of a dashboard, with its variables in it, and where it stands."""
+class Query:
+    """A PromQL expression of a dashboard, with Grafana's variables, and its location."""
 
     where: str
     expr: str
 
-    def asked(self, interval: str) -> str:
-        """As Grafana would send it, with every client chosen."""
+    def rendered(self, interval: str) -> str:
+        """The expression as Grafana sends it with all clients selected."""
         out = self.expr.replace("$client", ".*").replace("$__rate_interval", interval).replace("$__interval", interval)
-        assert "$" not in out, f"{self.where}: a variable that nobody fills in: {out}"
+        assert "$" not in out, f"{self.where}: unknown variable in {out}"
         return out
 
 
@@ -52,7 +52,7 @@ def recorded() -> set[str]:
 
 
 def dashboards() -> dict[str, dict[str, Any]]:
-    """By their files' names."""
+    """Dashboards by file name."""
     return {path.stem: json.loads(path.read_text()) for path in sorted((GRAFANA / "dashboards").glob("*.json"))}
 
 
@@ -60,26 +60,26 @@ def panels(dashboard: dict[str, Any]) -> list[dict[str, Any]]:
     return [panel for panel in dashboard["panels"] if panel["type"] != "row"]
 
 
-def questions() -> Iterator[Question]:
-    """Everything that the dashboards ask: panels, annotations, variables."""
+def queries() -> Iterator[Query]:
+    """Every query of the dashboards: panels, annotations, variables."""
     for name, dashboard in dashboards().items():
         for panel in panels(dashboard):
             for target in panel["targets"]:
-                yield Question(f"{name}: {panel['title']} {target['refId']}", target["expr"])
+                yield Query(f"{name}: {panel['title']} {target['refId']}", target["expr"])
         for annotation in dashboard["annotations"]["list"]:
-            yield Question(f"{name}: annotation {annotation['name']}", annotation["expr"])
+            yield Query(f"{name}: annotation {annotation['name']}", annotation["expr"])
         for variable in dashboard["templating"]["list"]:
             if variable["type"] == "query":
                 metric = re.fullmatch(r"label_values\((\w+), \w+\)", variable["definition"])
                 assert metric, variable
-                yield Question(f"{name}: variable {variable['name']}", metric[1])
+                yield Query(f"{name}: variable {variable['name']}", metric[1])
 
 
 KEYWORDS = {"and", "or", "unless", "bool", "offset", "by", "without", "on", "ignoring", "group_left", "group_right"}
 
 
 def metrics_in(expr: str) -> set[str]:
-    """The names of the metrics in an expression: what is neither a label, a function, a keyword nor a number."""
+    """The metric names in an expression."""
     bare = re.sub(r"\{[^}]*\}|\[[^\]]*\]|\"[^\"]*\"|'[^']*'", " ", expr)
     bare = re.sub(r"\b(by|without|on|ignoring|group_left|group_right)\s*\([^)]*\)", " ", bare)
     bare = re.sub(r"\boffset\s+\S+", " ", bare)
@@ -88,7 +88,7 @@ def metrics_in(expr: str) -> set[str]:
 
 
 def shortened(text: str, windows: int, waits: int) -> str:
-    """Rules or a configuration in which windows pass so many times faster, and `for` too."""
+    """Divide range windows by `windows` and `for` durations by `waits`."""
 
     def scaled(duration: str, factor: int) -> str:
         number, unit = re.fullmatch(r"(\d+)([smhd])", duration).groups()  # type: ignore[union-attr]
@@ -99,7 +99,7 @@ def shortened(text: str, windows: int, waits: int) -> str:
 
 
 def local_config(folder: Path, targets: dict[str, str], windows: int, waits: int) -> Path:
-    """The real configuration and rules, with other addresses and everything faster."""
+    """The real configuration and rules with local targets and shortened durations."""
     config = yaml.safe_load(CONFIG.read_text())
     config["global"] = {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"}
     for job in config["scrape_configs"]:

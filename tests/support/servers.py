@@ -1,4 +1,4 @@
-"""A robot's data folder with several versions, and a real server on it: what the service's tests stand on."""
+"""A data folder with three learned versions, and a real `openworld serve` process on it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -31,23 +31,23 @@ IMAGES = TinyImages()
 
 
 def known_image(label: str, number: int = 100) -> bytes:
-    """A picture of a class that `learned_folder` has learned ("class 0" ...), not one that it was learned from."""
+    """An image of a class that `learned_folder` knows ("class 0", ...) and was not trained on."""
     return IMAGES.read(f"{label}/{number}")
 
 
 def novel_image(number: int) -> bytes:
-    """A picture of a class of its own."""
+    """An image of a class that no version has learned."""
     return IMAGES.read(f"stranger {number}/{number}")
 
 
 @cache
 def _template() -> Path:
-    """Three versions: classes 0 and 1, then 2 and 3, then 4; version 3 is current. Learned once a test run."""
+    """Three versions: classes 0 and 1, then 2 and 3, then 4; version 3 is current. Learned once per process."""
     from models.files import write_durable
     from models.network.export import export
     from models.versions.backbone_spec import RECORD
 
-    folder = Path(mkdtemp(prefix="robot-"))
+    folder = Path(mkdtemp(prefix="learned-"))
     backbone = tiny_backbone()
     store = VersionStore(folder)
     write_durable(folder / RECORD, json.dumps(backbone.spec.to_dict()).encode())
@@ -65,7 +65,7 @@ def _template() -> Path:
 
 
 def learned_folder(root: Path, current: int = 3) -> Path:
-    """A copy to play with."""
+    """A private copy of the data folder with three versions."""
     shutil.copytree(_template(), root, dirs_exist_ok=True)
     if current != 3:
         VersionStore(root).activate(current, "operator", "for a test")
@@ -74,7 +74,7 @@ def learned_folder(root: Path, current: int = 3) -> Path:
 
 @dataclass
 class RunningServer:
-    """`openworld serve` in a process of its own."""
+    """An `openworld serve` process."""
 
     process: subprocess.Popen[bytes]
     url: str
@@ -88,7 +88,7 @@ class RunningServer:
         return httpx.post(f"{self.url}{path}", timeout=30, **arguments)
 
     def metric(self, name: str, **labels: str) -> float:
-        """The value of one series; 0 when it is not there."""
+        """The value of one series, 0 when it is absent."""
         return metric_value(self.get("/metrics").text, name, **labels)
 
     def log_lines(self) -> list[dict[str, Any]]:
@@ -114,16 +114,16 @@ def metric_value(text: str, name: str, **labels: str) -> float:
     return 0.0
 
 
-def wait_until(true: Any, seconds: float = 20) -> None:
+def wait_until(condition: Callable[[], object], seconds: float = 20) -> None:
     end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, "it did not happen in time"
+    while not condition():
+        assert time.monotonic() < end, f"condition not met within {seconds:g} s"
         time.sleep(0.02)
 
 
 @contextmanager
 def running_server(data: Path, log: Path | None = None, **settings: object) -> Iterator[RunningServer]:
-    """A server on a free port; `settings` are OPENWORLD_ variables in lower case."""
+    """A server on a free port. `settings` are OPENWORLD_ variables in lower case."""
     log = log or data.parent / f"{data.name}.serve.log"
     environment = {name: value for name, value in os.environ.items() if not name.startswith("OPENWORLD_")}
     environment |= {f"OPENWORLD_{name.upper()}": str(value) for name, value in settings.items()}
@@ -145,7 +145,7 @@ def running_server(data: Path, log: Path | None = None, **settings: object) -> I
 
 
 def address_of(process: subprocess.Popen[bytes], log: Path, seconds: float = 60) -> str:
-    """Where it listens, as its own log says."""
+    """The address that the server's log reports."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         for line in log.read_text(errors="replace").splitlines():

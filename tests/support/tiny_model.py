@@ -1,4 +1,4 @@
-"""A backbone, pictures and a learner small enough to learn a task in a blink: 8 x 8 images, 12 dimensions."""
+"""A tiny backbone (8 x 8 images, 12 dimensions), images and a learner that learns a task in milliseconds."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ TINY_SETTINGS: dict[str, Any] = {
     "min_steps": 3,
     "memory": 12,
     "back_epochs": 2,
-    "hold_out_from": 2,  # hold out, so that a task is one training and not four
+    "hold_out_from": 2,  # hold images out instead of cross-fitting: one training per task, not four
     "device": "cpu",
     "threads": 1,
     "seed": 0,
@@ -45,7 +45,7 @@ TINY_SETTINGS: dict[str, Any] = {
 
 
 class TinyTrunk(nn.Module):
-    """Four patches of 4 x 4 pixels, projected once, behind a CLS token."""
+    """A CLS token and four projected patches of 4 x 4 pixels."""
 
     def __init__(self, generator: torch.Generator) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ def tiny_backbone(blocks: int = 1, heads: int = 2, seed: int = 0) -> Backbone:
 
 @dataclass(frozen=True)
 class TinyImages:
-    """Pictures in memory: `<class>/<number>` is the class's four coloured squares with a little noise."""
+    """Images in memory: key `<class>/<number>` gives the class's four coloured squares with noise."""
 
     noise: float = 20.0
 
@@ -110,22 +110,22 @@ def tiny_learner(blocks: int = 1, noise: float = 20.0, **settings: Any) -> Learn
     return Learner(backbone, Tokens(backbone, TinyImages(noise).read, chosen.seed), chosen)
 
 
-def quiet(task: str = "task") -> Progress:
+def silent_progress(task: str = "task") -> Progress:
     return Progress(task, lambda event: None)
 
 
 def learn_tasks(learner: Learner, tasks: Sequence[dict[str, list[str]]]) -> list[Learned]:
-    """One batch after the other, each on top of what the last one made."""
+    """Learn the batches in order, each on top of the previous result."""
     out: list[Learned] = []
     model, samples = learner.empty(), Samples()
     for images in tasks:
-        out.append(learner.learn(model, samples, images, Checkpoint(None), quiet()))
+        out.append(learner.learn(model, samples, images, Checkpoint(None), silent_progress()))
         model, samples = out[-1].model, out[-1].samples
     return out
 
 
 def class_tasks(counts: Sequence[int], images: int = 6) -> list[dict[str, list[str]]]:
-    """Batches with so many new classes each."""
+    """Batches of new classes; `counts` are the classes per batch."""
     source, batches, first = TinyImages(), [], 0
     for count in counts:
         batches.append(source.batch([f"class {first + c}" for c in range(count)], images))
@@ -134,7 +134,7 @@ def class_tasks(counts: Sequence[int], images: int = 6) -> list[dict[str, list[s
 
 
 def bare_model(classes: Sequence[Sequence[str]], **parts: Any) -> Model:
-    """A model with these tasks and nothing in them, for what looks only at its classes, rule and calibration."""
+    """A model without tensors, for code that reads only classes, rule and calibration."""
     nothing = np.zeros((0, 0, 0), np.float32)
     adapters = Adapters(nothing, nothing, nothing, nothing)
     tasks = []

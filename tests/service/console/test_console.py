@@ -273,7 +273,7 @@ def test_a_class_is_renamed_merged_retired_and_restored(browser: Any, tmp_path: 
         expect(page.locator(".lineage li")).to_have_count(7)
         states = {one["name"]: one["state"] for one in server.get("/classes").json()["classes"]}
         assert states == {**dict.fromkeys(["apple", "class 1", "class 3", "class 4"], "active"), "class 2": "retired"}
-        visiting.forgive("/tasks")  # this server has no queue
+        visiting.expect_error("/tasks")  # this server has no queue
 
 
 def test_the_threshold_slider_tells_what_it_would_flag(browser: Any, service: Loop) -> None:
@@ -317,7 +317,7 @@ def test_of_hundreds_of_images_only_those_near_the_screen_are_in_the_page(browse
         assert most < count / 2
         page.evaluate("scrollTo(0, 0)")
         expect(picks(page).first).to_be_in_viewport()
-        visiting.forgive("/tasks")
+        visiting.expect_error("/tasks")
 
 
 # Errors, and nothing there
@@ -330,7 +330,7 @@ def test_a_problem_is_told_with_its_detail_and_its_request_id(browser: Any, serv
         problem = page.get_by_role("alert")
         expect(problem).to_contain_text("send JPEG, PNG or WebP")
         expect(problem.locator("code")).to_have_text(re.compile(r"[0-9a-f]{24}"))
-        visiting.forgive("415")
+        visiting.expect_error("415")
         try_picture(page, known_image("class 0"))  # and it goes on
         expect(page.locator(".verdict")).to_have_text("class 0")
 
@@ -347,7 +347,7 @@ def test_where_nothing_is_learned_every_page_says_what_to_do(browser: Any, tmp_p
         page = visiting.open("try")
         try_picture(page, known_image("class 0"))
         expect(page.locator(".verdict")).to_have_text("novel")
-        visiting.forgive("/tasks")
+        visiting.expect_error("/tasks")
 
 
 # Keys
@@ -359,7 +359,7 @@ def enter(visiting: Visit, role: str) -> Any:
     page.get_by_label("Key").fill(SECRETS[role])
     page.get_by_role("button", name="Come in").click()
     page.wait_for_selector("nav a")
-    visiting.forgive("/me")  # the question that was answered with 401
+    visiting.expect_error("/me")  # the question that was answered with 401
     return page
 
 
@@ -381,7 +381,7 @@ def test_a_key_that_may_only_predict_sees_no_inbox(browser: Any, locked: Running
         page = visiting.open("versions/1")
         expect(page.locator(".detail h2")).to_have_text("Version 1")
         assert page.get_by_role("button", name=re.compile("Roll back|Rename|Retire")).count() == 0
-        visiting.forgive("/tasks")
+        visiting.expect_error("/tasks")
 
 
 def test_a_labeller_sees_pictures_that_need_a_key_and_forgets_it(browser: Any, locked: RunningServer) -> None:
@@ -398,8 +398,8 @@ def test_a_labeller_sees_pictures_that_need_a_key_and_forgets_it(browser: Any, l
         page.get_by_label("Key").fill("a-key-of-nobody-at-all")
         page.get_by_role("button", name="Come in").click()
         expect(page.get_by_text("The server does not know that key")).to_be_visible()
-        visiting.forgive("/me")
-        visiting.forgive("/tasks")
+        visiting.expect_error("/me")
+        visiting.expect_error("/tasks")
 
 
 # What everybody should be able to use

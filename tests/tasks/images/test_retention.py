@@ -30,7 +30,7 @@ from tests.support.tiny_model import (
     TinyImages,
     class_tasks,
     learn_tasks,
-    quiet,
+    silent_progress,
     tiny_backbone,
     tiny_learner,
     tiny_settings,
@@ -217,7 +217,7 @@ def accuracy(learner: Learner, learned: Learned, name: str) -> float:
 
 
 def learn_on(learner: Learner, parent: Learned, samples: Samples, images: dict[str, list[str]]) -> Learned:
-    return learner.learn(parent.model, samples, images, Checkpoint(None), quiet())
+    return learner.learn(parent.model, samples, images, Checkpoint(None), silent_progress())
 
 
 BIG = {"memory": 40, "epochs": 8, "back_epochs": 10}
@@ -306,7 +306,7 @@ def test_the_next_task_is_learned_without_the_images_that_were_deleted(
         {name: [images.put(TinyImages().read(key)) for key in keys] for name, keys in task.items()}
         for task in class_tasks([2, 1])
     )
-    learned = learner.learn(learner.empty(), Samples(), first, Checkpoint(None), quiet())
+    learned = learner.learn(learner.empty(), Samples(), first, Checkpoint(None), silent_progress())
     store.publish(
         manifest_of(learned.model, backbone.spec, graphs={}), learned.model.tensors(), learned.samples.to_json()
     )
@@ -320,7 +320,7 @@ def test_the_next_task_is_learned_without_the_images_that_were_deleted(
     assert parent.lost == tuple(sorted(gone))
     assert not parent.samples.keys & set(gone)
     fresh = Learner(backbone, Tokens(backbone, images.read), tiny_settings())  # that remembers no token of them
-    child = fresh.learn(parent.model, parent.samples, second, Checkpoint(None), quiet())
+    child = fresh.learn(parent.model, parent.samples, second, Checkpoint(None), silent_progress())
     assert child.model.classes == ("class 0", "class 1", "class 2")
     assert not child.samples.keys & set(gone)
 

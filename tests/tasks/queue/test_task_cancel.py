@@ -5,7 +5,13 @@ import pytest
 from tasks.errors import WrongState
 from tasks.queue.queue import TaskQueue
 from tasks.queue.task import TaskProgress, TaskState
-from tests.support.redis_servers import FEWER_SERVERS_AND_PROTOCOLS, end, held, make_task, queue_fixtures
+from tests.support.redis_servers import (
+    FEWER_SERVERS_AND_PROTOCOLS,
+    claim_next,
+    make_ended_task,
+    make_task,
+    queue_fixtures,
+)
 
 address, client, queue = queue_fixtures(FEWER_SERVERS_AND_PROTOCOLS)
 
@@ -14,12 +20,12 @@ def test_a_waiting_task_is_cancelled_at_once(queue: TaskQueue) -> None:
     first, second = (queue.submit(make_task(name)).task for name in "ab")
     assert queue.cancel(first.id).state == "cancelled"
     assert queue.cancel(first.id).state == "cancelled"
-    assert held(queue).task.id == second.id
+    assert claim_next(queue).task.id == second.id
 
 
 def test_a_task_that_is_being_learned_is_flagged_and_its_worker_ends_it(queue: TaskQueue) -> None:
     task = queue.submit(make_task("a")).task
-    lease = held(queue)
+    lease = claim_next(queue)
     assert not lease.cancelled
     asked = queue.cancel(task.id)
     assert (asked.state, asked.cancel_requested) == ("learning", True)
@@ -37,7 +43,7 @@ def test_a_task_that_is_being_learned_is_flagged_and_its_worker_ends_it(queue: T
 
 def test_a_cancelled_task_whose_worker_is_done_already_is_published(queue: TaskQueue) -> None:
     task = queue.submit(make_task("a")).task
-    lease = held(queue)
+    lease = claim_next(queue)
     queue.cancel(task.id)
     assert lease.publish(1).cancel_requested is False
 
@@ -45,7 +51,7 @@ def test_a_cancelled_task_whose_worker_is_done_already_is_published(queue: TaskQ
 @pytest.mark.parametrize("again", ["submit", "retry"])
 def test_a_request_to_cancel_is_withdrawn_by_asking_for_the_task_again(queue: TaskQueue, again: str) -> None:
     task = queue.submit(make_task("a")).task
-    lease = held(queue)
+    lease = claim_next(queue)
     queue.cancel(task.id)
     if again == "submit":
         queue.submit(make_task("a"))
@@ -53,12 +59,12 @@ def test_a_request_to_cancel_is_withdrawn_by_asking_for_the_task_again(queue: Ta
         queue.retry(task.id)
     assert not lease.cancelled
     assert lease.cancel().state == "queued"  # the worker had seen the request, but not that it was withdrawn
-    assert held(queue).task.id == task.id
+    assert claim_next(queue).task.id == task.id
 
 
 @pytest.mark.parametrize("state", ["published", "failed", "rejected"])
 def test_a_task_that_ended_cannot_be_cancelled(queue: TaskQueue, state: TaskState) -> None:
-    ended = end(queue, state)
+    ended = make_ended_task(queue, state)
     with pytest.raises(WrongState, match=f"is {state} already"):
         queue.cancel(ended.id)
     assert queue.get(ended.id) == ended
@@ -66,21 +72,21 @@ def test_a_task_that_ended_cannot_be_cancelled(queue: TaskQueue, state: TaskStat
 
 @pytest.mark.parametrize("state", ["failed", "rejected", "cancelled"])
 def test_a_task_that_was_not_learned_can_be_retried(queue: TaskQueue, state: TaskState) -> None:
-    ended = end(queue, state)
+    ended = make_ended_task(queue, state)
     later = queue.submit(make_task("later")).task
     again = queue.retry(ended.id)
     assert (again.state, again.attempts, again.reason, again.created) == ("queued", 0, None, ended.created)
     assert queue.retry(ended.id).state == "queued"
     assert queue.dead() == []
     for task_id in (later.id, ended.id):  # it has lost its place
-        lease = held(queue)
+        lease = claim_next(queue)
         assert lease.task.id == task_id
         lease.publish(1)
 
 
 def test_a_task_under_way_is_not_disturbed_by_a_retry(queue: TaskQueue) -> None:
     task = queue.submit(make_task("a")).task
-    lease = held(queue)
+    lease = claim_next(queue)
     assert queue.retry(task.id).state == "learning"
     lease.publish(4)
     with pytest.raises(WrongState, match="as version 4"):

@@ -16,8 +16,8 @@ from tests.support.redis_servers import (
     EVERY_CALL,
     SERVERS_AND_PROTOCOLS,
     assert_every_call_is_refused,
+    claim_next,
     expire_lease,
-    held,
     make_task,
     queue_fixtures,
 )
@@ -31,7 +31,7 @@ address, client, queue = queue_fixtures(SERVERS_AND_PROTOCOLS)
 def test_tasks_are_handed_out_in_order_one_at_a_time(queue: TaskQueue) -> None:
     ids = [queue.submit(make_task(name)).task.id for name in "abc"]
     for task_id in ids:
-        lease = held(queue)
+        lease = claim_next(queue)
         assert (lease.task.id, lease.task.state, lease.task.attempts) == (task_id, "learning", 1)
         assert queue.claim("worker") is None
         assert queue.claim("other") is None
@@ -62,7 +62,7 @@ def test_a_waiting_worker_gets_a_new_task_at_once(queue: TaskQueue) -> None:
 
 def test_a_worker_waits_no_longer_than_it_said(queue: TaskQueue) -> None:
     queue.submit(make_task("a"))
-    held(queue)
+    claim_next(queue)
     queue.submit(make_task("b"))
     started = time.monotonic()
     assert queue.claim("other", block_seconds=0.2) is None
@@ -71,7 +71,7 @@ def test_a_worker_waits_no_longer_than_it_said(queue: TaskQueue) -> None:
 
 def test_what_a_worker_reports_is_there_for_all_to_see(queue: TaskQueue) -> None:
     task = queue.submit(make_task("a")).task
-    lease = held(queue)
+    lease = claim_next(queue)
     progress = TaskProgress(phase="heads", epoch=2, epochs=5, loss=0.5, progress=0.4, seconds_left=9, losses=(0.9, 0.5))
     lease.progress(progress)
     assert queue.get(task.id).progress == progress
@@ -81,7 +81,7 @@ def test_what_a_worker_reports_is_there_for_all_to_see(queue: TaskQueue) -> None
 
 def test_a_published_task_keeps_its_version_its_metrics_and_its_curve(queue: TaskQueue) -> None:
     queue.submit(make_task("a"))
-    lease = held(queue)
+    lease = claim_next(queue)
     lease.progress(TaskProgress(phase="heads", losses=(0.5,)))
     result = {"tasks": ({"accuracy": np.float32(0.5)},), "auc": float("nan"), "n": np.arange(2), "who": {1j}}
     task = lease.publish(7, result)
@@ -94,7 +94,7 @@ def test_a_published_task_keeps_its_version_its_metrics_and_its_curve(queue: Tas
 
 def test_a_rejected_task_says_why(queue: TaskQueue) -> None:
     queue.submit(make_task("a"))
-    task = held(queue).reject("forgot the cats", {"accuracy": 0.1})
+    task = claim_next(queue).reject("forgot the cats", {"accuracy": 0.1})
     assert (task.state, task.version, task.reason, task.result) == (
         *("rejected", None, "forgot the cats"),
         {"accuracy": 0.1},
@@ -105,9 +105,9 @@ def test_a_rejected_task_says_why(queue: TaskQueue) -> None:
 def test_a_finished_task_leaves_nothing_in_the_stream(queue: TaskQueue, client: redis.Redis) -> None:
     for name in "ab":
         queue.submit(make_task(name))
-    held(queue, "one").publish(1)
-    held(queue, "two").hand_back()
-    held(queue, "three").fail("no", retry=False)
+    claim_next(queue, "one").publish(1)
+    claim_next(queue, "two").hand_back()
+    claim_next(queue, "three").fail("no", retry=False)
     assert client.xlen("openworld:tasks") == 0
     assert client.xpending("openworld:tasks", "trainers")["pending"] == 0
     assert client.xinfo_consumers("openworld:tasks", "trainers") == []
@@ -119,7 +119,7 @@ def test_a_finished_task_leaves_nothing_in_the_stream(queue: TaskQueue, client: 
 def test_a_renewed_lease_is_kept_for_as_long_as_it_is_renewed(client: redis.Redis) -> None:
     queue = TaskQueue(client, lease_seconds=SHORT)
     queue.submit(make_task("a"))
-    lease = held(queue)
+    lease = claim_next(queue)
     for renew in (lease.renew, lambda: lease.progress(TaskProgress(phase="heads")), lambda: lease.cancelled):
         time.sleep(SHORT * 0.4)
         assert queue.claim("other") is None
@@ -133,7 +133,7 @@ def test_an_abandoned_task_is_taken_over_and_its_zombie_refused(client: redis.Re
     queue = TaskQueue(client, lease_seconds=SHORT)
     queue.submit(make_task("a"))
     queue.submit(make_task("b"))
-    zombie = held(queue)
+    zombie = claim_next(queue)
     started = time.monotonic()
     lease = queue.claim("other", block_seconds=5)
     assert time.monotonic() - started >= SHORT * 0.9
@@ -149,35 +149,35 @@ def test_an_abandoned_task_is_taken_over_and_its_zombie_refused(client: redis.Re
 
 def test_a_zombie_with_the_same_name_is_refused_too(queue: TaskQueue, client: redis.Redis) -> None:
     queue.submit(make_task("a"))
-    zombie = held(queue, "trainer-0")
+    zombie = claim_next(queue, "trainer-0")
     expire_lease(client, queue)
-    lease = held(queue, "trainer-0")
+    lease = claim_next(queue, "trainer-0")
     assert_every_call_is_refused(zombie)
     lease.renew()
 
 
 def test_a_zombie_of_an_earlier_life_of_the_task_is_refused(queue: TaskQueue) -> None:
     queue.submit(make_task("a"))
-    zombie = held(queue)
+    zombie = claim_next(queue)
     held_once = queue.get(zombie.task.id)
     zombie.fail("no", retry=False)
     queue.retry(held_once.id)
-    held(queue).renew()
+    claim_next(queue).renew()
     assert_every_call_is_refused(zombie)
 
 
 def test_a_worker_that_handed_its_task_back_is_refused_once_another_has_it(queue: TaskQueue) -> None:
     queue.submit(make_task("a"))
-    before = held(queue)
+    before = claim_next(queue)
     before.hand_back()
     assert before.hand_back().state == "queued"
-    held(queue).renew()
+    claim_next(queue).renew()
     assert_every_call_is_refused(before)
 
 
 def test_a_lapsed_lease_that_nobody_took_still_counts(queue: TaskQueue, client: redis.Redis) -> None:
     queue.submit(make_task("a"))
-    lease = held(queue)
+    lease = claim_next(queue)
     expire_lease(client, queue)
     lease.renew()
     assert queue.claim("other") is None
@@ -187,7 +187,7 @@ def test_a_lapsed_lease_that_nobody_took_still_counts(queue: TaskQueue, client: 
 
 def test_a_lease_ended_in_one_way_cannot_end_in_another(queue: TaskQueue) -> None:
     queue.submit(make_task("a"))
-    lease = held(queue)
+    lease = claim_next(queue)
     task = lease.publish(1)
     assert lease.publish(1) == task
     for call in EVERY_CALL[:3] + EVERY_CALL[4:]:
@@ -202,9 +202,9 @@ def test_a_task_that_every_worker_dies_of_is_a_dead_letter(queue: TaskQueue, cli
     task = queue.submit(make_task("a")).task
     other = queue.submit(make_task("b")).task
     for attempt in (1, 2, 3):
-        assert held(queue).task.attempts == attempt
+        assert claim_next(queue).task.attempts == attempt
         expire_lease(client, queue)
-    assert held(queue).task.id == other.id
+    assert claim_next(queue).task.id == other.id
     failed = queue.get(task.id)
     assert (failed.state, failed.attempts) == ("failed", 3)
     assert failed.reason
@@ -217,21 +217,21 @@ def test_a_task_that_every_worker_dies_of_is_a_dead_letter(queue: TaskQueue, cli
 def test_a_task_that_fails_too_often_is_a_dead_letter(queue: TaskQueue) -> None:
     first, second = (queue.submit(make_task(name)).task for name in "ab")
     for attempt in (1, 2):
-        lease = held(queue)
+        lease = claim_next(queue)
         assert (lease.task.id, lease.task.attempts) == (first.id, attempt)
         waiting = lease.fail(f"no disk {attempt}", retry=True)
         assert (waiting.state, waiting.reason) == ("queued", f"no disk {attempt}")
-    failed = held(queue).fail("no disk 3", retry=True)
+    failed = claim_next(queue).fail("no disk 3", retry=True)
     assert (failed.state, failed.reason) == ("failed", "given up after 3 attempts: no disk 3")
     assert [letter.reason for letter in queue.dead()] == [failed.reason]
-    assert held(queue).task.id == second.id
+    assert claim_next(queue).task.id == second.id
 
 
 def test_the_reason_of_a_failure_before_a_death_is_not_lost(client: redis.Redis) -> None:
     queue = TaskQueue(client, max_attempts=2)
     task = queue.submit(make_task("a")).task
-    held(queue).fail("no disk", retry=True)
-    held(queue)
+    claim_next(queue).fail("no disk", retry=True)
+    claim_next(queue)
     expire_lease(client, queue)
     assert queue.claim("other") is None
     assert (queue.get(task.id).reason or "").endswith("; before that: no disk")
@@ -239,7 +239,7 @@ def test_the_reason_of_a_failure_before_a_death_is_not_lost(client: redis.Redis)
 
 def test_a_failure_that_is_no_use_to_retry_is_final(queue: TaskQueue) -> None:
     queue.submit(make_task("a"))
-    failed = held(queue).fail("not an image: \udcff" + "x" * 9000, retry=False)
+    failed = claim_next(queue).fail("not an image: \udcff" + "x" * 9000, retry=False)
     assert (failed.state, failed.attempts) == ("failed", 1)
     assert failed.reason
     assert failed.reason.startswith("not an image: ?x")
@@ -250,18 +250,18 @@ def test_a_failure_that_is_no_use_to_retry_is_final(queue: TaskQueue) -> None:
 def test_a_task_handed_back_is_at_the_head_and_no_attempt_is_counted(queue: TaskQueue) -> None:
     first, second = (queue.submit(make_task(name)).task for name in "ab")
     for _ in range(5):
-        lease = held(queue)
+        lease = claim_next(queue)
         assert (lease.task.id, lease.task.attempts) == (first.id, 1)
         lease.progress(TaskProgress(phase="heads"))
         back = lease.hand_back()
         assert (back.state, back.attempts, back.progress) == ("queued", 0, None)
-    held(queue, "other").publish(1)
-    assert held(queue).task.id == second.id
+    claim_next(queue, "other").publish(1)
+    assert claim_next(queue).task.id == second.id
 
 
 def test_a_task_handed_back_can_be_cancelled(queue: TaskQueue) -> None:
     task = queue.submit(make_task("a")).task
-    held(queue).hand_back()
+    claim_next(queue).hand_back()
     assert queue.cancel(task.id).state == "cancelled"
     assert queue.claim("worker") is None
 
@@ -269,7 +269,7 @@ def test_a_task_handed_back_can_be_cancelled(queue: TaskQueue) -> None:
 @pytest.mark.parametrize("end", [Lease.hand_back, lambda lease: lease.fail("no", retry=True)])
 def test_a_task_that_somebody_cancelled_does_not_go_back(queue: TaskQueue, end: Callable[[Lease], object]) -> None:
     task = queue.submit(make_task("a")).task
-    lease = held(queue)
+    lease = claim_next(queue)
     queue.cancel(task.id)
     end(lease)
     assert queue.get(task.id).state == "cancelled"
@@ -277,7 +277,7 @@ def test_a_task_that_somebody_cancelled_does_not_go_back(queue: TaskQueue, end: 
 
 def test_a_cancelled_task_whose_worker_died_is_not_learned_again(queue: TaskQueue, client: redis.Redis) -> None:
     task = queue.submit(make_task("a")).task
-    held(queue)
+    claim_next(queue)
     queue.cancel(task.id)
     expire_lease(client, queue)
     assert queue.claim("other") is None

@@ -11,8 +11,8 @@ from tests.support.redis_servers import (
     EVERY_CALL,
     FEWER_SERVERS_AND_PROTOCOLS,
     assert_every_call_is_refused,
+    claim_next,
     expire_lease,
-    held,
     make_task,
     queue_fixtures,
     run_script_twice,
@@ -25,7 +25,7 @@ def test_a_claim_whose_answer_was_lost_is_one_claim(queue: TaskQueue) -> None:
     run_script_twice(queue, "claim")
     for name in "ab":
         queue.submit(make_task(name))
-    lease = held(queue)
+    lease = claim_next(queue)
     assert (lease.task.id, lease.task.attempts, lease.delivery) == (make_task("a").id, 1, 1)
     lease.renew()
     assert queue.claim("other") is None
@@ -34,7 +34,7 @@ def test_a_claim_whose_answer_was_lost_is_one_claim(queue: TaskQueue) -> None:
 @pytest.mark.parametrize("call", EVERY_CALL)
 def test_a_call_whose_answer_was_lost_is_one_call(queue: TaskQueue, call: Callable[[Lease], object]) -> None:
     queue.submit(make_task("a"))
-    lease = held(queue)
+    lease = claim_next(queue)
     for step in ("renew", "end"):
         run_script_twice(queue, step)
     call(lease)
@@ -44,11 +44,11 @@ def test_a_call_whose_answer_was_lost_is_one_call(queue: TaskQueue, call: Callab
 
 def test_a_destroyed_group_is_made_again_and_nothing_is_passed_over(queue: TaskQueue, client: redis.Redis) -> None:
     ids = [queue.submit(make_task(name)).task.id for name in "ab"]
-    zombie = held(queue)
+    zombie = claim_next(queue)
     client.xgroup_destroy("openworld:tasks", "trainers")
     assert_every_call_is_refused(zombie)
     for task_id in ids:
-        lease = held(queue)
+        lease = claim_next(queue)
         assert lease.task.id == task_id
         assert_every_call_is_refused(zombie)
         lease.publish(1)
@@ -57,11 +57,11 @@ def test_a_destroyed_group_is_made_again_and_nothing_is_passed_over(queue: TaskQ
 def test_a_task_removed_by_hand_is_passed_over(queue: TaskQueue, client: redis.Redis) -> None:
     for name in "abc":
         queue.submit(make_task(name))
-    lease = held(queue)
+    lease = claim_next(queue)
     client.delete(f"openworld:task:{lease.task.id}", f"openworld:task:{make_task('b').id}")
     client.xtrim("openworld:tasks", maxlen=2, approximate=False)
     expire_lease(client, queue)
-    assert held(queue).task.id == make_task("c").id
+    assert claim_next(queue).task.id == make_task("c").id
     assert [task.state for task in queue.list_tasks()] == ["learning"]
     assert queue.counts()["learning"] == 1
 
@@ -69,7 +69,7 @@ def test_a_task_removed_by_hand_is_passed_over(queue: TaskQueue, client: redis.R
 @pytest.mark.parametrize("consumer", ["worker", "other"])
 def test_a_lease_that_somebody_claimed_by_hand_is_lost(queue: TaskQueue, client: redis.Redis, consumer: str) -> None:
     queue.submit(make_task("a"))
-    lease = held(queue, "worker")
+    lease = claim_next(queue, "worker")
     [(entry, _)] = client.xrange("openworld:tasks")
     client.xclaim("openworld:tasks", "trainers", consumer, 0, [entry])
     assert_every_call_is_refused(lease)

@@ -13,7 +13,14 @@ from tasks.errors import IdempotencyConflict, QueueFull, QueueUnavailable, Unkno
 from tasks.queue.connection import connect
 from tasks.queue.queue import TaskQueue
 from tasks.queue.task import STATES, TaskProgress, TaskState
-from tests.support.redis_servers import SERVERS_AND_PROTOCOLS, end, held, make_task, queue_fixtures, run_script_twice
+from tests.support.redis_servers import (
+    SERVERS_AND_PROTOCOLS,
+    claim_next,
+    make_ended_task,
+    make_task,
+    queue_fixtures,
+    run_script_twice,
+)
 
 T = TypeVar("T")
 
@@ -55,7 +62,7 @@ def test_a_submitted_task_is_queued_as_it_was_given(queue: TaskQueue) -> None:
 def test_the_same_batch_is_the_same_task_while_it_waits_is_learned_and_after(queue: TaskQueue) -> None:
     task = queue.submit(make_task("a")).task
     assert not queue.submit(make_task("a")).fresh
-    lease = held(queue)
+    lease = claim_next(queue)
     assert queue.submit(make_task("a")).task.state == "learning"
     lease.publish(7)
     again = queue.submit(make_task("a"))
@@ -65,19 +72,19 @@ def test_the_same_batch_is_the_same_task_while_it_waits_is_learned_and_after(que
 
 @pytest.mark.parametrize("state", ["failed", "rejected", "cancelled"])
 def test_a_batch_that_was_not_learned_is_queued_anew(queue: TaskQueue, state: TaskState) -> None:
-    end(queue, state)
+    make_ended_task(queue, state)
     again = queue.submit(make_task("a", submitted_by="bob"))
     assert again.fresh
     assert again.task.state == "queued"
     assert (again.task.attempts, again.task.reason, again.task.submitted_by) == (0, None, "bob")
     assert queue.dead() == []
-    assert held(queue).task.attempts == 1
+    assert claim_next(queue).task.attempts == 1
 
 
 @pytest.mark.parametrize("state", ["published", "failed", "rejected", "cancelled"])
 def test_the_same_key_and_batch_is_the_first_task_whatever_became_of_it(queue: TaskQueue, state: TaskState) -> None:
     queue.submit(make_task("a"), "key")
-    ended = end(queue, state)
+    ended = make_ended_task(queue, state)
     again = queue.submit(make_task("a"), "key")
     assert (again.task, again.fresh) == (ended, False)
 
@@ -135,17 +142,17 @@ def test_a_submission_whose_answer_was_lost_is_still_the_fresh_one(queue: TaskQu
 
 def test_a_full_queue_refuses_but_still_knows_what_it_has(client: redis.Redis) -> None:
     queue = TaskQueue(client, max_waiting=2)
-    failed = end(queue, "failed", "f")
+    failed = make_ended_task(queue, "failed", "f")
     for name in "abc":  # The one that is being learned does not wait.
         queue.submit(make_task(name))
         if name == "a":
-            lease = held(queue)
+            lease = claim_next(queue)
     for refused in (lambda: queue.submit(make_task("d")), lambda: queue.retry(failed.id)):
         with pytest.raises(QueueFull, match="2 tasks are waiting already"):
             refused()
     assert not queue.submit(make_task("b")).fresh
     lease.publish(1)
-    held(queue)
+    claim_next(queue)
     assert queue.submit(make_task("d")).fresh
 
 
@@ -154,7 +161,7 @@ def test_a_full_queue_refuses_but_still_knows_what_it_has(client: redis.Redis) -
 
 def test_tasks_are_listed_newest_first_in_pages_and_by_state(queue: TaskQueue) -> None:
     ids = [queue.submit(make_task(name)).task.id for name in "abcde"]
-    held(queue)
+    claim_next(queue)
     assert [task.id for task in queue.list_tasks(limit=2)] == ids[:2:-1]
     assert [task.id for task in queue.list_tasks(limit=2, before=ids[3])] == [ids[2], ids[1]]
     assert [task.id for task in queue.list_tasks(before=ids[0])] == []
@@ -174,16 +181,16 @@ def test_a_list_counts_images_and_a_task_names_them(queue: TaskQueue) -> None:
 def test_tasks_are_counted_by_state(queue: TaskQueue) -> None:
     assert queue.counts() == dict.fromkeys(STATES, 0)
     for state in ("published", "rejected", "failed", "cancelled"):
-        end(queue, state, state)
+        make_ended_task(queue, state, state)
     queue.submit(make_task("a"))
     queue.submit(make_task("b"))
-    held(queue).progress(TaskProgress(phase="gate"), "evaluating")
+    claim_next(queue).progress(TaskProgress(phase="gate"), "evaluating")
     assert queue.counts() == dict.fromkeys(STATES, 1) | {"learning": 0}
 
 
 def test_the_oldest_age_is_that_of_the_first_unfinished_task(queue: TaskQueue) -> None:
     assert queue.oldest_age() is None
-    end(queue, "failed", "x")
+    make_ended_task(queue, "failed", "x")
     assert queue.oldest_age() is None
     queue.submit(make_task("a"))
     age = queue.oldest_age()
@@ -197,17 +204,17 @@ def test_the_clock_dates_the_records(client: redis.Redis) -> None:
     task = queue.submit(make_task("a")).task
     assert task.updated == now
     now += timedelta(hours=1)
-    assert held(queue).task.updated == now
+    assert claim_next(queue).task.updated == now
     assert queue.get(task.id).created == task.created
 
 
 def test_only_the_last_that_ended_are_kept(client: redis.Redis) -> None:
     queue = TaskQueue(client, history=3)
     waiting = queue.submit(make_task("waiting")).task
-    retried = end(queue, "cancelled", "retried")
-    ended = [end(queue, "cancelled", n) for n in range(2)]
+    retried = make_ended_task(queue, "cancelled", "retried")
+    ended = [make_ended_task(queue, "cancelled", n) for n in range(2)]
     queue.retry(retried.id)
-    ended += [end(queue, "cancelled", n) for n in range(2, 5)]
+    ended += [make_ended_task(queue, "cancelled", n) for n in range(2, 5)]
     kept = [task.id for task in queue.list_tasks()]
     assert sorted(kept) == sorted([waiting.id, retried.id, *(task.id for task in ended[-3:])])
     assert len(client.keys("openworld:task:*")) == 5
@@ -218,7 +225,7 @@ def test_only_the_last_that_ended_are_kept(client: redis.Redis) -> None:
 def test_the_dead_letters_are_bounded_too(client: redis.Redis) -> None:
     queue = TaskQueue(client, history=2)
     for n in range(4):
-        end(queue, "failed", n)
+        make_ended_task(queue, "failed", n)
     assert [letter.task_id for letter in queue.dead()] == [make_task(3).id, make_task(2).id]
 
 

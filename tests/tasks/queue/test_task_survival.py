@@ -26,7 +26,7 @@ from tasks.queue.queue import TaskQueue
 from tasks.queue.queue_scripts import NOBODY
 from tasks.queue.task import ENDED, Task, TaskProgress, TaskState
 from tests.support.paths import ROOT
-from tests.support.redis_servers import REDIS_SERVERS, client_of, expire_lease, held, make_task
+from tests.support.redis_servers import REDIS_SERVERS, claim_next, client_of, expire_lease, make_task
 
 EXAMPLES = 10  # thousands were tried when this was written
 
@@ -77,7 +77,7 @@ def everything(client: redis.Redis) -> dict[str, Any]:
         else:
             found[key] = client.get(key)
     rows = client.xpending_range("openworld:tasks", "trainers", "-", "+", 10)
-    found["held"] = [(row["message_id"], row["consumer"], row["times_delivered"]) for row in rows]
+    found["claim_next"] = [(row["message_id"], row["consumer"], row["times_delivered"]) for row in rows]
     return found
 
 
@@ -91,21 +91,21 @@ def test_nothing_is_lost_when_the_server_is_killed_after_any_call(server: RedisS
         return result
 
     a, b, c = (after(queue.submit(make_task(name), f"key {name}")).task for name in "abc")
-    lease = after(held(queue))
+    lease = after(claim_next(queue))
     after(lease.renew())
     after(lease.progress(TaskProgress(phase="heads", losses=(1.0,))))
     after(lease.hand_back())
-    after(held(queue).fail("no disk", retry=True))
-    zombie = after(held(queue))
+    after(claim_next(queue).fail("no disk", retry=True))
+    zombie = after(claim_next(queue))
     expire_lease(client, queue)
-    lease = after(held(queue, "other"))
+    lease = after(claim_next(queue, "other"))
     with pytest.raises(LeaseLost):
         zombie.renew()
     after(lease.publish(1, {"accuracy": 1.0}))
-    lease = held(queue)
+    lease = claim_next(queue)
     after(queue.cancel(b.id))
     after(lease.cancel())
-    after(held(queue).fail("bad luck", retry=False))
+    after(claim_next(queue).fail("bad luck", retry=False))
     after(queue.retry(c.id))
     after(queue.cancel(c.id))
     assert not after(queue.submit(make_task("a"), "key a")).fresh

@@ -11,7 +11,7 @@ from models.inference.gaussians import Gaussians
 from models.inference.model import Head, TaskModel
 from models.inference.rules import log_softmax
 from models.network.adapted_blocks import tensors_of
-from tests.support.tiny_model import TinyImages, class_tasks, learn_tasks, quiet, tiny_learner, tiny_settings
+from tests.support.tiny_model import TinyImages, class_tasks, learn_tasks, silent_progress, tiny_learner, tiny_settings
 from trainer.learning.back_update import back_update
 from trainer.learning.checkpoint import Checkpoint
 from trainer.learning.settings import LearnerSettings
@@ -189,7 +189,7 @@ def test_every_earlier_head_is_updated_on_its_own_tasks_features() -> None:
 
     new = TinyImages().batch(["new"], count=30)
     with patch.object(trainer.learning.learner, "back_update", recording):
-        child = learner.learn(parent.model, parent.samples, new, Checkpoint(None), quiet())
+        child = learner.learn(parent.model, parent.samples, new, Checkpoint(None), silent_progress())
     held_out = {sample.key for sample in child.samples.held_out}
     memory = parent.samples.memory
     trained_on = [key for key in new["new"] if key not in held_out]
@@ -221,7 +221,7 @@ def test_a_class_extended_by_very_many_images_does_not_swallow_its_sibling(memor
         parent = learn_tasks(learner, class_tasks([2], images=3))[0]
         assert {name: len(keys) for name, keys in parent.samples.memory.items()} == {"class 0": 2, "class 1": 2}
         more = source.batch(["class 0"], count=60, start=100)
-        child = learner.learn(parent.model, parent.samples, more, Checkpoint(None), quiet())
+        child = learner.learn(parent.model, parent.samples, more, Checkpoint(None), silent_progress())
         sibling = source.batch(["class 1"], count=40, start=500)["class 1"]
         z = learner.tokens.features(sibling, tensors_of(child.model.tasks[0]))
         heads = [model.tasks[0].head for model in (parent.model, child.model)]

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models.network import hat
-from tests.support.tiny_model import TinyImages, quiet, tiny_learner
+from tests.support.tiny_model import TinyImages, silent_progress, tiny_learner
 from trainer.learning.checkpoint import Checkpoint
 from trainer.learning.fit import TaskData, _Network, fit, new_shared, work
 from trainer.learning.learner import Learner
@@ -45,7 +45,15 @@ def counted(images: int, replayed: int = 0, **chosen: Any) -> tuple[Counted, Tas
     shared = new_shared(learner.backbone, learner.settings)
     with patch.object(learner.tokens, "get", getting), patch.object(_Network, "step", stepping):
         fit(
-            learner.tokens, learner.backbone, shared, data, learner.settings, "task", "phase", Checkpoint(None), quiet()
+            learner.tokens,
+            learner.backbone,
+            shared,
+            data,
+            learner.settings,
+            "task",
+            "phase",
+            Checkpoint(None),
+            silent_progress(),
         )
     return out, data, learner.settings
 

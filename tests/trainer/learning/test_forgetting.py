@@ -25,7 +25,7 @@ from tests.support.tiny_model import (
     TinyImages,
     class_tasks,
     learn_tasks,
-    quiet,
+    silent_progress,
     tiny_backbone,
     tiny_learner,
     tiny_settings,
@@ -287,7 +287,7 @@ def test_learning_a_task_does_not_change_the_model_that_it_started_from() -> Non
     parent = learn_tasks(learner, class_tasks([2]))[0]
     before = {name: array.copy() for name, array in parent.model.tensors().items()}
     images = TinyImages().batch(["class 1", "late"], start=20)  # a known class and a new one
-    child = learner.learn(parent.model, parent.samples, images, Checkpoint(None), quiet())
+    child = learner.learn(parent.model, parent.samples, images, Checkpoint(None), silent_progress())
     assert child.model.classes == ("class 0", "class 1", "late")
     assert all(np.array_equal(array, before[name]) for name, array in parent.model.tensors().items())
 
@@ -296,7 +296,7 @@ def test_more_images_of_a_known_class_move_its_statistics_and_heads_only() -> No
     learner = tiny_learner()
     before = learn_tasks(learner, class_tasks([2, 2]))[-1]
     more = TinyImages().batch(["class 1"], count=10, start=50)
-    after = learner.learn(before.model, before.samples, more, Checkpoint(None), quiet())
+    after = learner.learn(before.model, before.samples, more, Checkpoint(None), silent_progress())
     assert after.fresh_head is None
     assert after.model.classes == before.model.classes
     assert same(after.model.shared.adapters, before.model.shared.adapters)
@@ -313,7 +313,7 @@ def test_more_images_for_the_only_task_move_its_head() -> None:
     learner = tiny_learner()
     before = learn_tasks(learner, class_tasks([2]))[0]
     more = TinyImages().batch(["class 1"], count=10, start=50)
-    after = learner.learn(before.model, before.samples, more, Checkpoint(None), quiet())
+    after = learner.learn(before.model, before.samples, more, Checkpoint(None), silent_progress())
     assert not same(after.model.tasks[0].head, before.model.tasks[0].head)
     assert np.isfinite(after.model.tasks[0].head.weight).all()
 

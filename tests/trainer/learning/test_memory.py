@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tasks.batch.class_names import NAMED
 from tasks.errors import BatchError
-from tests.support.tiny_model import TinyImages, class_tasks, learn_tasks, quiet, tiny_learner
+from tests.support.tiny_model import TinyImages, class_tasks, learn_tasks, silent_progress, tiny_learner
 from trainer.learning.checkpoint import Checkpoint
 from trainer.learning.memory import (
     HELD_OUT_A_CLASS,
@@ -131,7 +131,7 @@ def test_an_image_that_is_sent_again_is_neither_counted_twice_nor_trained_on_whe
     parent = learn_tasks(learner, class_tasks([2]))[0]
     judges = {sample.key for sample in parent.samples.held_out}
     again = TinyImages().batch(["class 0"], count=16)  # the six that it was learned from, and ten more
-    child = learner.learn(parent.model, parent.samples, again, Checkpoint(None), quiet())
+    child = learner.learn(parent.model, parent.samples, again, Checkpoint(None), silent_progress())
     memory = [key for keys in child.samples.memory.values() for key in keys]
     assert not judges & set(memory)
     assert len(memory) == len(set(memory))
@@ -143,7 +143,7 @@ def test_a_class_that_is_extended_again_and_again_keeps_no_more_than_the_limit_o
     model, samples = learner.empty(), Samples()
     for start in (0, 100):
         batch = TinyImages().batch(["a"], count=100, start=start)
-        learned = learner.learn(model, samples, batch, Checkpoint(None), quiet())
+        learned = learner.learn(model, samples, batch, Checkpoint(None), silent_progress())
         model, samples = learned.model, learned.samples
     assert len(samples.held_out) <= HELD_OUT_A_CLASS
 
