@@ -20,6 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
+from models.backoff import Backoff
 from models.errors import OpenWorldError
 
 log = logging.getLogger(__name__)
@@ -52,7 +53,7 @@ class Program(Protocol):
 
 
 @dataclass(frozen=True)
-class BackOff:
+class RestartPolicy:
     """Seconds before a program that has ended is started again: doubled each time, until a run has lasted."""
 
     first: float = 0.5
@@ -68,13 +69,13 @@ class Supervisor:
         stages: Sequence[Sequence[Program]],
         *,
         grace: float,
-        back_off: BackOff | None = None,
+        restart_policy: RestartPolicy | None = None,
         patience: float = 20.0,
     ) -> None:
         self._stages = stages
         self._programs = [program for stage in stages for program in stage]
         self._grace = grace  # seconds from asking a program to end to killing it
-        self._back_off = back_off or BackOff()
+        self._restart_policy = restart_policy or RestartPolicy()
         self._patience = patience  # seconds for a program to be ready before the next one is started all the same
         self._stopping = asyncio.Event()
         self._told = -math.inf
@@ -143,22 +144,22 @@ class Supervisor:
             log.warning("%s is not ready after %g s; starting the rest", program.name, self._patience)
 
     async def _keep(self, program: Program) -> None:
-        pause = self._back_off.first
+        backoff = Backoff(self._restart_policy.first, self._restart_policy.longest)
         while not self._stopping.is_set():
             began = time.monotonic()
             code, end = await self._run_once(program)
-            if time.monotonic() - began >= self._back_off.settled:
+            if time.monotonic() - began >= self._restart_policy.settled:
                 self._proven.add(program.name)
-                pause = self._back_off.first
+                backoff.reset()
             if self._stopping.is_set():
                 return
             if code == MISTAKE and program.name not in self._proven:
                 self._mistake = OpenWorldError(f"the {program.name} cannot start: {program.last_words()}")
                 return
+            pause = backoff.next()
             log.error("%s %s; starting it again in %g s", program.name, end, pause)
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), pause)
-            pause = min(2 * pause, self._back_off.longest)
 
     async def _run_once(self, program: Program) -> tuple[int | None, str]:
         """Its exit code, if it came to that, and how it ended in words."""

@@ -19,6 +19,7 @@ from weakref import WeakSet
 
 import numpy as np
 
+from models.backoff import Backoff
 from models.errors import CorruptVersion, Damage
 from models.files import sha256_bytes
 from models.images import ImageLimits
@@ -65,6 +66,7 @@ class Live:
         self.store = store
         self.current: Served = NothingYet(limits)
         self.failure: LoadFailure | None = None
+        self._backoff = Backoff(FIRST_RETRY, LONGEST_RETRY)
         self.since = datetime.now(UTC)
         self._looked = False  # once at the data folder, whatever was found there
         self._runtimes, self._limits, self._metrics = runtimes, limits, metrics
@@ -158,12 +160,11 @@ class Live:
     def _failed(self, version: int | None, error: Exception) -> None:
         now = datetime.now(UTC)
         before = self.failure if self.failure is not None and self.failure.version == version else None
-        attempts = before.attempts + 1 if before else 1
-        wait = min(LONGEST_RETRY, FIRST_RETRY * 2 ** min(attempts - 1, 16))
-        damage = self._count(error)
-        self.failure = LoadFailure(
-            version, damage, str(error), attempts, before.since if before else now, now + timedelta(seconds=wait)
-        )
+        if before is None:
+            self._backoff.reset()
+        wait = self._backoff.next()
+        since, next_try = before.since if before else now, now + timedelta(seconds=wait)
+        self.failure = LoadFailure(version, self._count(error), str(error), self._backoff.failures, since, next_try)
         log.error(
             "version %s cannot be loaded (%s); version %d goes on answering; next try in %.0f s",
             version,

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import random
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, aclosing
 
@@ -11,6 +10,7 @@ from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
+from models.backoff import Backoff
 from tasks.queue.connection import CONNECT_SECONDS
 
 LOOK = 0  # heard after every (re)connect: announcements may have been missed, so look which version is current
@@ -33,19 +33,18 @@ async def listen(url: str, prefix: str = "openworld") -> AsyncGenerator[int, Non
 
     Who breaks out of the loop closes it: `async with aclosing(listen(url)) as versions`.
     """
-    pause = FIRST_PAUSE
+    backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE, jitter=0.5)  # not all the servers at the same moment
     while True:
         try:
             async with aclosing(_until_it_breaks(url, _channel(prefix))) as heard:
                 async for version in heard:
-                    pause = FIRST_PAUSE
+                    backoff.reset()
                     yield version
         except Exception as error:  # whatever somebody sends on this channel: who listens goes on listening
             # Once when it breaks, then quietly: a night without Redis need not fill a disk.
-            level = logging.WARNING if pause == FIRST_PAUSE else logging.DEBUG
+            level = logging.WARNING if backoff.failures == 0 else logging.DEBUG
             _log.log(level, "no announcements of new versions for now (%s); connecting again", error)
-        await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # Not all the servers at the same moment.
-        pause = min(2 * pause, LONGEST_PAUSE)
+        await asyncio.sleep(backoff.next())
 
 
 async def _until_it_breaks(url: str, channel: str) -> AsyncGenerator[int, None]:

@@ -20,7 +20,7 @@ import pytest
 
 from openworld.up.child_process import CHUNK, ChildProcess
 from openworld.up.log_stream import LogStream
-from openworld.up.supervisor import FORCED, ONE_WISH, BackOff, Supervisor
+from openworld.up.supervisor import FORCED, ONE_WISH, RestartPolicy, Supervisor
 from tests.support.paths import ROOT
 
 DRIVER = """
@@ -28,7 +28,7 @@ import asyncio, json, logging, os, sys
 from models.errors import OpenWorldError
 from openworld.up.child_process import ChildProcess
 from openworld.up.log_stream import LogStream, OwnLines
-from openworld.up.supervisor import BackOff, Supervisor
+from openworld.up.supervisor import RestartPolicy, Supervisor
 
 given = json.loads(sys.argv[1])
 stream = LogStream(sys.stderr, "text", ["up", *(name for stage in given["stages"] for name in stage)])
@@ -38,8 +38,9 @@ def child(name, code):
     return ChildProcess(name, [sys.executable, "-u", "-c", code], os.environ, lambda line: stream.write(name, line))
 
 stages = [[child(name, code) for name, code in stage.items()] for stage in given["stages"]]
+policy = RestartPolicy(*given["back_off"])
 try:
-    sys.exit(asyncio.run(Supervisor(stages, grace=given["grace"], back_off=BackOff(*given["back_off"])).run()))
+    sys.exit(asyncio.run(Supervisor(stages, grace=given["grace"], restart_policy=policy).run()))
 except OpenWorldError as error:
     print(f"error: {error}")
     sys.exit(2)
@@ -266,7 +267,7 @@ def run_until(story: list[str], words: str, *programs: Fake, patience: float = 2
     """Supervise them until the story has got so far."""
 
     async def main() -> int:
-        supervisor = Supervisor([programs], grace=1, back_off=BackOff(0.01, 0.01), patience=patience)
+        supervisor = Supervisor([programs], grace=1, restart_policy=RestartPolicy(0.01, 0.01), patience=patience)
         running = asyncio.create_task(supervisor.run())
         while words not in story and not running.done():
             await asyncio.sleep(0.005)

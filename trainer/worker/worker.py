@@ -18,6 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from models.backoff import Backoff
 from models.errors import OpenWorldError, StoreError
 from models.versions.store import VersionStore
 from tasks.batch.check import LabelledBatch, LabelledImage
@@ -78,16 +79,16 @@ class Worker:
         """Until told to stop."""
         log.info("waiting for tasks")
         self._show_current()
-        pause = PAUSE
+        backoff = Backoff(PAUSE, SLOWEST_PAUSE)
         while not self._stopping.is_set():
             try:
                 self._metrics.watch(self._queue)
                 lease = self._queue.claim(self._name, block_seconds=1.0)
-                pause = PAUSE
+                backoff.reset()
             except QueueUnavailable as error:
+                pause = backoff.next()
                 log.warning("%s; trying again in %.0f s", error, pause)
                 self._stopping.wait(pause)
-                pause = min(pause * 2, SLOWEST_PAUSE)
                 continue
             if lease is not None:
                 self.work(lease)
@@ -157,7 +158,7 @@ class Worker:
 
     def _tell(self, task: Task, end: Callable[[], Task]) -> Task | None:
         """Until the queue knows: the version is there, and only the record of it is missing."""
-        pause = PAUSE
+        backoff = Backoff(PAUSE, SLOWEST_PAUSE)
         while True:
             try:
                 ended = end()
@@ -167,10 +168,10 @@ class Worker:
                 log.warning("%s", error)
                 return None
             except QueueUnavailable as error:
+                pause = backoff.next()
                 log.warning("%s; trying again in %.0f s", error, pause)
                 if self._stopping.wait(pause):
                     return None  # who takes it over finds the version, or the checkpoint
-                pause = min(pause * 2, SLOWEST_PAUSE)
 
     def _batch(self, task: Task) -> LabelledBatch:
         images = ImageStore(self._root)
