@@ -53,7 +53,7 @@ def print_report(manifest: Manifest) -> None:
     capacity, backbone = metrics["capacity"], manifest.backbone
     facts = {
         "version": _lineage(manifest),
-        "images": ", ".join(f"{name} ({n})" for name, n in metrics["images_a_class"].items()),
+        "images": ", ".join(f"{name} ({n})" for name, n in metrics["images_per_class"].items()),
         "threshold": "none" if manifest.threshold is None else f"{manifest.threshold:.3f}",
         "rule": manifest.rule["name"],
         "capacity": f"{percent(capacity['used_max'])} of {capacity['bottleneck']} units in the fullest adapter, "

@@ -257,7 +257,7 @@ def _manifest(
             "capacity": model.shared.capacity,
             "seconds": round(seconds, 3),
             "images": len(batch.images),
-            "images_a_class": batch.counts,
+            "images_per_class": batch.counts,
         },
         settings=settings.model_dump(mode="json", exclude=LOCAL),
         data_sha256=batch.sha256,

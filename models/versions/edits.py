@@ -69,7 +69,7 @@ def edited(loaded: LoadedVersion, edit: Edit) -> tuple[Manifest, Any]:
             tasks = [[_renamed(name, edit) for name in names] for names in tasks]
             aliases = {name: to and _renamed(to, edit) for name, to in aliases.items()}
             samples = _renamed_samples(samples, edit)
-    metrics = {**parent.metrics, "images": 0, "images_a_class": {}, "edit": edit.reason}
+    metrics = {**parent.metrics, "images": 0, "images_per_class": {}, "edit": edit.reason}
     changes = {
         "parent": parent.version,
         "task_id": f"edit-{datetime.now(UTC):%Y%m%d%H%M%S}-{secrets.token_hex(3)}",

@@ -40,7 +40,7 @@ def summary(manifest: Manifest) -> dict[str, Any]:
     return {
         "task_id": manifest.task_id,
         "created": manifest.created.isoformat(timespec="seconds"),
-        "learned": metrics.get("images_a_class", {}),
+        "learned": metrics.get("images_per_class", {}),
         "accuracy": _mean(reports, "accuracy_after"),
         "auc": _mean(reports, "auc_after"),
         "threshold": manifest.threshold,

@@ -11,7 +11,6 @@ from models.errors import CorruptVersion, StoreError
 from models.files import sha256_bytes
 
 SCHEMA = 1
-ADDED_LATER = {"aliases"}  # absent from the first manifests of this schema; a reader without them was right, too
 
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 # A task's id names a folder (`rejected/<task_id>`), so it must not be able to leave its parent.
@@ -93,7 +92,7 @@ class Manifest(BaseModel):
                 "schema",
             )
         # Defaults are for those who write a manifest; one that was written has every field.
-        missing = [field for field in cls.model_fields if field not in document and field not in ADDED_LATER]
+        missing = [field for field in cls.model_fields if field not in document]
         if missing:
             raise CorruptVersion(f"{name}: missing field {', '.join(missing)}")
         try:

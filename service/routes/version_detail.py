@@ -82,7 +82,7 @@ def detail(store: VersionStore, number: int) -> VersionDetail:
         reference=_reference(store, number),
         reports=[_report(row) for row in metrics.get("tasks", [])],
         edit=metrics.get("edit"),
-        learned=metrics.get("images_a_class", {}),
+        learned=metrics.get("images_per_class", {}),
         capacity=metrics.get("capacity", {}),
         seconds=metrics.get("seconds"),
         backbone=manifest.backbone.get("name"),

@@ -167,7 +167,7 @@ def test_more_images_of_a_known_class_make_a_version_with_no_new_head(
     result = json.loads(out)
     assert (result["state"], result["version"]) == ("published", 2)
     assert result["tasks"] == [["green", "red"]]
-    assert result["metrics"]["images_a_class"] == {"red": 4}
+    assert result["metrics"]["images_per_class"] == {"red": 4}
     assert "more of red" in run("versions", "--data", data)[1]
 
 

@@ -31,7 +31,7 @@ METRICS = {
     "capacity": {"bottleneck": 64, "used_mean": 0.2, "used_max": 0.3},
     "seconds": 12.5,
     "images": 24,
-    "images_a_class": {"cat": 12, "dog": 12},
+    "images_per_class": {"cat": 12, "dog": 12},
 }
 
 
