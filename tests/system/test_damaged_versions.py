@@ -1,4 +1,4 @@
-"""A version that is not whole never answers: the old one goes on, and the reason is there to be seen."""
+"""A damaged version is never served: the previous one keeps answering, and the reason is reported."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def server(data: Path) -> Iterator[RunningServer]:
         yield running
 
 
-def flip_a_byte(folder: Path) -> None:
+def flip_byte(folder: Path) -> None:
     file = folder / TENSORS
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
@@ -36,13 +36,13 @@ def change_manifest(folder: Path, **fields: object) -> None:
     file.write_text(json.dumps(json.loads(file.read_text()) | fields))
 
 
-def half_written(folder: Path) -> None:
+def truncate(folder: Path) -> None:
     file = folder / TENSORS
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
 
 
 DAMAGES: dict[str, tuple[Callable[[Path], object], str, str]] = {
-    "one flipped byte": (flip_a_byte, "changed", "does not match its sha256"),
+    "one flipped byte": (flip_byte, "changed", "does not match its sha256"),
     "a missing file": (lambda folder: (folder / SAMPLES).unlink(), "missing", "cannot be read"),
     "a missing folder": (shutil.rmtree, "missing", "cannot be read"),
     "another backbone": (
@@ -51,17 +51,19 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str, str]] = {
         "made with the backbone",
     ),
     "a newer schema": (lambda folder: change_manifest(folder, schema_version=99), "schema", "upgrade openworld"),
-    "half written": (half_written, "changed", "the manifest says"),
+    "half written": (truncate, "changed", "the manifest says"),
     "a manifest that is no JSON": (lambda folder: (folder / MANIFEST).write_text("{"), "invalid", "not JSON"),
     "a manifest without graphs": (lambda folder: change_manifest(folder, graphs={}), "invalid", "names no graph"),
 }
 
 
 @pytest.mark.parametrize("what", DAMAGES)
-def test_the_old_version_goes_on_and_the_reason_is_shown(server: RunningServer, data: Path, what: str) -> None:
+def test_the_previous_version_keeps_answering_and_the_reason_is_reported(
+    server: RunningServer, data: Path, what: str
+) -> None:
     damage, code, reason = DAMAGES[what]
     damage(VersionStore(data).folder(3))
-    (data / "CURRENT").write_text("3\n")  # as a trainer on a disk that lies would leave it
+    (data / "CURRENT").write_text("3\n")  # promoted although its files are damaged
     wait_until(lambda: server.get("/versions").json()["problem"] is not None)
 
     answer = server.post("/predict", content=known_image("class 0"))
@@ -85,10 +87,10 @@ def test_the_old_version_goes_on_and_the_reason_is_shown(server: RunningServer, 
     assert pinned.status_code in (404, 409)
 
 
-def test_a_mended_version_is_tried_again_and_served(server: RunningServer, data: Path) -> None:
+def test_a_repaired_version_is_retried_and_served(server: RunningServer, data: Path) -> None:
     file = VersionStore(data).folder(3) / TENSORS
     whole = file.read_bytes()
-    flip_a_byte(file.parent)
+    flip_byte(file.parent)
     (data / "CURRENT").write_text("3\n")
     wait_until(lambda: (server.get("/versions").json()["problem"] or {}).get("attempts", 0) >= 2)
     first, second, *_ = (line for line in server.log_lines() if "cannot be loaded" in line["message"])
@@ -100,14 +102,16 @@ def test_a_mended_version_is_tried_again_and_served(server: RunningServer, data:
 
 
 def test_a_damaged_version_cannot_be_activated(server: RunningServer, data: Path) -> None:
-    flip_a_byte(VersionStore(data).folder(1))
+    flip_byte(VersionStore(data).folder(1))
     refused = server.post("/versions/1/activate")
     assert (refused.status_code, refused.json()["code"]) == (409, "version_unusable")
     assert (data / "CURRENT").read_text() == "2\n"
     assert server.get("/versions").json()["serving"] == 2
 
 
-def test_a_current_file_with_rubbish_in_it_is_survived_and_shown(server: RunningServer, data: Path) -> None:
+def test_an_unreadable_current_file_is_reported_and_the_server_keeps_answering(
+    server: RunningServer, data: Path
+) -> None:
     (data / "CURRENT").write_text("rubbish\n")
     wait_until(lambda: server.get("/versions").json()["problem"] is not None)
     problem = server.get("/versions").json()["problem"]
@@ -118,9 +122,9 @@ def test_a_current_file_with_rubbish_in_it_is_survived_and_shown(server: Running
     assert server.get("/versions").json()["problem"] is None
 
 
-def test_a_server_that_starts_beside_a_damaged_version_serves_the_one_before_it(tmp_path: Path) -> None:
+def test_a_server_started_with_a_damaged_current_version_serves_the_one_before_it(tmp_path: Path) -> None:
     data = learned_folder(tmp_path / "robot")
-    flip_a_byte(VersionStore(data).folder(3))
+    flip_byte(VersionStore(data).folder(3))
     with running_server(data) as server:
         found = server.get("/versions").json()
         assert (found["serving"], found["current"]) == (2, 3)
@@ -128,10 +132,10 @@ def test_a_server_that_starts_beside_a_damaged_version_serves_the_one_before_it(
         assert server.post("/predict", content=known_image("class 0")).json()["predictions"][0]["version"] == 2
 
 
-def test_a_server_that_can_load_nothing_is_not_ready_rather_than_calling_all_novel(tmp_path: Path) -> None:
+def test_a_server_that_cannot_load_any_version_is_not_ready(tmp_path: Path) -> None:
     data = learned_folder(tmp_path / "robot")
     for version in (1, 2, 3):
-        flip_a_byte(VersionStore(data).folder(version))
+        flip_byte(VersionStore(data).folder(version))
     with running_server(data) as server:
         for refused in (server.get("/readyz"), server.post("/predict", content=known_image("class 0"))):
             assert (refused.status_code, refused.json()["code"]) == (503, "not_ready")

@@ -1,4 +1,4 @@
-"""Killed at every step: what was accepted is learned exactly once, or is reported with its reason."""
+"""Processes killed at every step: an accepted task is learned exactly once, or reported as failed with its reason."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TRAINER_STEPS = [
     "task claimed",
     "mid-epoch",
     "back-updating",
-    "written",  # the artefact
+    "written",  # the version's folder
     "renamed",
     "logged",
     "promoted",  # CURRENT is replaced
@@ -34,21 +34,21 @@ def submitted(running: Loop, name: str) -> str:
 
 
 @pytest.mark.parametrize("step", SERVER_STEPS)
-def test_a_server_killed_while_it_accepts_a_task_loses_none_that_it_accepted(tmp_path: Path, step: str) -> None:
+def test_a_server_killed_while_accepting_a_task_loses_no_accepted_task(tmp_path: Path, step: str) -> None:
     with loop(tmp_path) as running:
         server = running.start("serve", fault=step)
         running.start("train")
-        with pytest.raises(httpx.TransportError):  # no 202: nothing was promised
+        with pytest.raises(httpx.TransportError):  # no 202, so no promise
             submitted(running, "fresh")
         wait_for_death(server)
         running.start("serve")
-        # The client does what clients do: it sends the same again. Was the task in, it is that task.
+        # The client retries with the same idempotency key and gets the same task if it was stored.
         id = submitted(running, "fresh")
         running.check_learned_once(id)
 
 
 @pytest.mark.parametrize("step", TRAINER_STEPS)
-def test_a_trainer_killed_at_any_step_is_replaced_by_one_that_goes_on(tmp_path: Path, step: str) -> None:
+def test_another_trainer_continues_the_task_of_a_killed_one(tmp_path: Path, step: str) -> None:
     with loop(tmp_path) as running:
         running.start("serve")
         id = submitted(running, "fresh")
@@ -59,7 +59,7 @@ def test_a_trainer_killed_at_any_step_is_replaced_by_one_that_goes_on(tmp_path: 
 
 
 @pytest.mark.parametrize("step", ["task claimed", "mid-epoch", "renamed", "promoted", "before the acknowledgement"])
-def test_a_redis_killed_under_a_working_trainer_costs_nothing(tmp_path: Path, step: str) -> None:
+def test_a_redis_killed_during_training_loses_no_task(tmp_path: Path, step: str) -> None:
     with loop(tmp_path) as running:
         running.start("serve")
         id = submitted(running, "fresh")
@@ -73,7 +73,7 @@ def test_a_redis_killed_under_a_working_trainer_costs_nothing(tmp_path: Path, st
         running.check_learned_once(id)
 
 
-def test_a_redis_killed_while_the_server_submits_costs_nothing(tmp_path: Path) -> None:
+def test_a_redis_killed_during_submission_loses_no_task(tmp_path: Path) -> None:
     with loop(tmp_path) as running:
         assert running.redis.pid is not None
         running.start("serve", fault="images stored", victim=running.redis.pid)
@@ -85,7 +85,7 @@ def test_a_redis_killed_while_the_server_submits_costs_nothing(tmp_path: Path) -
         running.check_learned_once(submitted(running, "fresh"))
 
 
-def test_a_zombie_trainer_cannot_publish_over_the_one_that_took_over(tmp_path: Path) -> None:
+def test_a_trainer_that_lost_its_lease_cannot_publish(tmp_path: Path) -> None:
     with loop(tmp_path) as running:
         running.start("serve")
         id = submitted(running, "fresh")
@@ -105,11 +105,11 @@ def test_a_zombie_trainer_cannot_publish_over_the_one_that_took_over(tmp_path: P
         running.check_learned_once(id)
         running.check_learned_once(other)
         assert heir.poll() is None
-        assert zombie.poll() is None  # it has dropped that task, and is a worker like any other
+        assert zombie.poll() is None  # it dropped the task and keeps working
 
 
 def test_twenty_batches_at_once_become_eighteen_versions_in_order(tmp_path: Path) -> None:
-    """Two of them are the same, and one cannot be learned."""
+    """Two of the batches are identical, and one cannot be learned."""
     with loop(tmp_path, memory="200") as running:
         running.start("serve")
         first = [f"kind {number}" for number in range(18)]

@@ -1,4 +1,4 @@
-"""Versions change under load: nobody is dropped, and every answer names the version that gave it."""
+"""Versions are swapped under load: no request fails, and every answer names the version that gave it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def answers(server: RunningServer, label: str, **arguments: Any) -> dict[str, An
     return found
 
 
-def test_a_published_version_is_noticed_without_being_told(server: RunningServer, data: Path) -> None:
+def test_a_published_version_is_found_by_polling(server: RunningServer, data: Path) -> None:
     assert answers(server, "class 4")["version"] == 1
     VersionStore(data).activate(3, "trainer", "as a trainer would")
     server.wait_for_version(3)
@@ -51,7 +51,7 @@ def test_a_published_version_is_noticed_without_being_told(server: RunningServer
     assert server.metric("openworld_model_swaps_total") == 2
 
 
-def test_rolling_back_and_forward_is_served_when_the_call_returns(server: RunningServer) -> None:
+def test_an_activated_version_is_served_when_the_call_returns(server: RunningServer) -> None:
     for version in (3, 1, 2, 3):
         response = server.post(f"/versions/{version}/activate", params={"reason": "trying"})
         assert response.status_code == 200
@@ -72,7 +72,7 @@ def test_a_request_can_ask_for_a_version(server: RunningServer) -> None:
     assert server.post("/versions/9/activate").status_code == 404
 
 
-def test_32_clients_under_load_notice_nothing_of_20_swaps(server: RunningServer) -> None:
+def test_20_swaps_under_32_clients_fail_no_request(server: RunningServer) -> None:
     stop, failures, seen = threading.Event(), [], set()
     picture = known_image("class 0")
 
@@ -103,7 +103,7 @@ def test_32_clients_under_load_notice_nothing_of_20_swaps(server: RunningServer)
     assert server.metric("openworld_model_swaps_total") == 21
 
 
-def test_200_swaps_leave_no_memory_behind(server: RunningServer) -> None:
+def test_200_swaps_do_not_leak_memory(server: RunningServer) -> None:
     memory = psutil.Process(server.process.pid).memory_info
     after: dict[int, int] = {}
     with httpx.Client(base_url=server.url, timeout=30) as http:
@@ -134,7 +134,7 @@ def test_a_server_without_a_version_answers_novel_until_there_is_one(tmp_path: P
         wait_until(lambda: answers(server, "class 0")["version"] == 3)
 
 
-def test_an_announced_version_is_served_long_before_the_next_look(tmp_path: Path) -> None:
+def test_an_announced_version_is_served_before_the_next_poll(tmp_path: Path) -> None:
     data = learned_folder(tmp_path / "robot", current=1)
     with (
         RedisServer(tmp_path / "redis") as redis,
@@ -143,5 +143,5 @@ def test_an_announced_version_is_served_long_before_the_next_look(tmp_path: Path
         assert answers(server, "class 4")["version"] == 1
         VersionStore(data).activate(3, "trainer", "as a trainer would")
         with closing(connect(redis.url)) as client:
-            # Said again until it is heard: the server may just be connecting, and looks for itself when it has.
+            # Repeat the announcement: the server may still be connecting to Redis.
             wait_until(lambda: announce(client, 3) or answers(server, "class 4")["version"] == 3)

@@ -1,4 +1,4 @@
-"""Every answer belongs to its image, whoever else asks at the same time and however the images are sent."""
+"""Every answer belongs to its image, with concurrent clients and every kind of request body."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NUMBERS = ("score", "calibrated_score", "p_novel")
 
 
 def make_image(number: int) -> bytes:
-    """A distinct picture: known classes, strangers, three formats, several sizes; every tenth is broken."""
+    """Image `number`: known or novel class, one of three formats and several sizes; every tenth is broken."""
     data = known_image(f"class {number % 5}", 1000 + number) if number % 3 else novel_image(number)
     image = Image.open(io.BytesIO(data)).resize((8 + number % 40, 8 + number % 23))
     buffer = io.BytesIO()
@@ -42,7 +42,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
 
 @pytest.fixture(scope="module")
 def expected(server: RunningServer, tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, Any]]:
-    """What the command line says of each picture, one process, one after the other."""
+    """The answers of `openworld predict`, one image after the other in one process."""
     folder = tmp_path_factory.mktemp("pictures")
     for number in range(COUNT):
         (folder / f"{number:04d}.png").write_bytes(make_image(number))
@@ -56,7 +56,7 @@ def expected(server: RunningServer, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 def send(client: httpx.Client, url: str, numbers: list[int], way: str) -> list[dict[str, Any]]:
-    """The answers to these pictures; one that cannot be read has its error in its place."""
+    """The answers in order; an unreadable image has its error instead."""
     images = [make_image(number) for number in numbers]
     if way == "raw":
         answers = []
@@ -70,7 +70,7 @@ def send(client: httpx.Client, url: str, numbers: list[int], way: str) -> list[d
     else:
         response = client.post(f"{url}/predict", json={"images": [base64.b64encode(i).decode() for i in images]})
     body = response.json()
-    if response.status_code == 422:  # not one of them could be read
+    if response.status_code == 422:  # none could be read
         return [{"error": body} for _ in images]
     assert response.status_code == 200, response.text
     found: list[dict[str, Any]] = body["predictions"]
@@ -101,17 +101,17 @@ def test_500_images_from_32_clients_get_the_answers_of_the_command_line(
             assert got["error"]["detail"] == wanted["error"], number
             continue
         assert {name: got[name] for name in EXACT} == {name: wanted[name] for name in EXACT}, number
-        # Sums in another order, as batches of another size are: the last digits of a float32 may differ.
+        # Batches of another size sum in another order: the last digits of a float32 may differ.
         assert [got[name] for name in NUMBERS] == pytest.approx([wanted[name] for name in NUMBERS], rel=1e-4, abs=1e-4)
         assert [one["label"] for one in got["nearest"]] == [label for label, _ in wanted["nearest"]], number
     broken = sum("error" in one for one in expected.values())
     assert broken == COUNT // 10
     assert len({one["id"] for one in answers.values() if "error" not in one}) == COUNT - broken
     assert server.metric("openworld_batch_size_sum") == COUNT - broken
-    assert server.metric("openworld_batch_size_count") < COUNT - broken  # some were computed together
+    assert server.metric("openworld_batch_size_count") < COUNT - broken  # some images were batched
 
 
-def test_known_and_novel_are_both_among_them(expected: dict[int, dict[str, Any]]) -> None:
+def test_the_images_include_known_and_novel_ones(expected: dict[int, dict[str, Any]]) -> None:
     outcomes = {one["novel"] for one in expected.values() if "error" not in one}
     assert outcomes == {True, False}
     assert IMAGES.read("class 0/1") != IMAGES.read("class 0/2")

@@ -1,6 +1,6 @@
-"""More than the server can do: it says so at once and when to come back, and is itself again afterwards.
+"""Overload: excess requests get 429 with Retry-After at once, and the server recovers afterwards.
 
-`python -m benchmarks.overload` is the same for half a minute on a real backbone, with figures.
+`python -m benchmarks.overload` measures the same for half a minute on a real backbone.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from PIL import Image
 from tests.support.servers import RunningServer, known_image, learned_folder, running_server, wait_until
 
 
-def slow_picture(seed: int) -> bytes:
-    """A picture that takes a while to decode: a PNG of 4 megapixels has no short cut."""
+def slow_image(seed: int) -> bytes:
+    """A 4-megapixel PNG, which is slow to decode."""
     pixels = np.random.default_rng(seed).integers(0, 256, (2000, 2000), dtype=np.uint8)
     buffer = io.BytesIO()
     Image.fromarray(pixels).save(buffer, format="PNG", compress_level=1)
     return buffer.getvalue()
 
 
-SLOW = slow_picture(0)
+SLOW = slow_image(0)
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
 
 
 async def burst(url: str, clients: int, seconds: float, **headers: str) -> tuple[Counter[int], list[str], float]:
-    """Closed loop of so many clients; the statuses, the Retry-Afters of 429s, and the slowest /livez."""
+    """Run a closed loop of clients; return the statuses, the Retry-After values of 429s and the slowest /livez."""
     statuses: Counter[int] = Counter()
     waits: list[str] = []
     slowest = 0.0
@@ -67,7 +67,7 @@ async def burst(url: str, clients: int, seconds: float, **headers: str) -> tuple
     return statuses, waits, slowest
 
 
-def test_too_many_get_429_with_a_time_to_come_back_and_the_rest_an_answer(server: RunningServer) -> None:
+def test_requests_over_the_limit_get_429_with_retry_after_and_the_rest_an_answer(server: RunningServer) -> None:
     statuses, waits, _ = asyncio.run(burst(server.url, clients=32, seconds=3))
     assert set(statuses) == {200, 429}
     assert waits
@@ -78,7 +78,7 @@ def test_too_many_get_429_with_a_time_to_come_back_and_the_rest_an_answer(server
     assert server.post("/predict", content=known_image("class 0")).status_code == 200
 
 
-def test_a_deadline_that_cannot_be_met_is_504_and_leaves_nothing_behind(server: RunningServer) -> None:
+def test_a_missed_deadline_is_504_and_releases_its_permit(server: RunningServer) -> None:
     before = server.metric("openworld_rejected_total", reason="deadline_passed")
     response = server.post("/predict", content=SLOW, headers={"X-Request-Timeout": "0.001"})
     assert (response.status_code, response.json()["code"]) == (504, "deadline_passed")
@@ -86,7 +86,7 @@ def test_a_deadline_that_cannot_be_met_is_504_and_leaves_nothing_behind(server: 
     assert server.metric("openworld_in_flight_images") == 0
 
 
-def test_a_client_that_sends_its_body_too_slowly_does_not_keep_its_place(server: RunningServer) -> None:
+def test_a_client_that_sends_its_body_too_slowly_loses_its_permit(server: RunningServer) -> None:
     host, _, port = server.url.removeprefix("http://").partition(":")
     with socket.create_connection((host, int(port)), timeout=10) as slow:
         slow.sendall(b"POST /predict HTTP/1.1\r\nHost: x\r\nX-Request-Timeout: 0.3\r\nContent-Length: 1000\r\n\r\nabc")
@@ -94,7 +94,7 @@ def test_a_client_that_sends_its_body_too_slowly_does_not_keep_its_place(server:
     assert server.metric("openworld_in_flight_images") == 0
 
 
-def test_a_client_that_goes_away_is_not_waited_for(server: RunningServer) -> None:
+def test_the_work_of_a_disconnected_client_is_dropped(server: RunningServer) -> None:
     before = server.metric("openworld_rejected_total", reason="abandoned")
     host, _, port = server.url.removeprefix("http://").partition(":")
     head = b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(SLOW)
@@ -105,7 +105,7 @@ def test_a_client_that_goes_away_is_not_waited_for(server: RunningServer) -> Non
     wait_until(lambda: server.metric("openworld_rejected_total", reason="abandoned") > before)
 
 
-def test_bodies_beyond_the_memory_limit_are_refused_while_others_are_held(tmp_path: Path) -> None:
+def test_bodies_over_the_memory_limit_are_refused(tmp_path: Path) -> None:
     with running_server(learned_folder(tmp_path / "robot"), memory_limit=6 * 2**20, inbox="false") as server:
         statuses, _, _ = asyncio.run(burst(server.url, clients=8, seconds=1))
         assert statuses[200]

@@ -1,4 +1,4 @@
-"""SIGTERM: not ready at once, then everything that was accepted is answered, then the end."""
+"""SIGTERM: the server reports not ready at once, answers every accepted request, then ends."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from tests.support.servers import known_image, learned_folder, running_server, w
 CLIENTS = 16
 
 
-def test_sigterm_under_load_leaves_no_accepted_request_without_its_answer(tmp_path: Path) -> None:
-    """A request is accepted when the server has read it; a connection refused or closed before is not one."""
+def test_sigterm_under_load_answers_every_accepted_request(tmp_path: Path) -> None:
+    """A request is accepted once the server has read it; a refused or reset connection was not accepted."""
     outcomes: Counter[str] = Counter()
     unread: list[str] = []
-    # Enough images a request that some are in the middle of their work when the signal comes.
+    # Enough images per request that some are being computed when the signal arrives.
     files = [("images", ("x", known_image("class 0", number))) for number in range(40)]
 
     def client() -> None:
@@ -36,7 +36,7 @@ def test_sigterm_under_load_leaves_no_accepted_request_without_its_answer(tmp_pa
                     outcomes["refused"] += 1
                     return
                 except httpx.TransportError:
-                    # The kernel had taken the connection, but the server was gone before it did.
+                    # The kernel accepted the connection, but the server closed before it read the request.
                     unread.append(id)
                     return
                 outcomes[str(response.status_code)] += 1
@@ -53,14 +53,14 @@ def test_sigterm_under_load_leaves_no_accepted_request_without_its_answer(tmp_pa
             thread.join(30)
         assert server.process.wait(30) == 0
         log = server.log.read_text()
-    # Every client ended because nobody listens any more; not one was cut off in the middle.
+    # Every client ended with a refused connection; no response was cut off.
     assert set(outcomes) <= {"200", "refused"}, outcomes
     assert outcomes["refused"] + len(unread) == CLIENTS
     assert not [id for id in unread if id in log]
     assert log.count('"status": 200') >= outcomes["200"]
 
 
-def test_it_is_not_ready_before_it_stops_listening(tmp_path: Path) -> None:
+def test_the_server_is_not_ready_before_it_stops_listening(tmp_path: Path) -> None:
     with running_server(learned_folder(tmp_path / "robot"), drain_seconds=2) as server:
         assert server.get("/readyz").status_code == 200
         server.process.send_signal(signal.SIGTERM)
@@ -84,7 +84,7 @@ def test_a_second_signal_does_not_wait_for_the_drain(tmp_path: Path) -> None:
         assert time.monotonic() - started < 20
 
 
-def test_a_port_in_use_is_an_error_that_says_so(tmp_path: Path) -> None:
+def test_a_port_in_use_is_reported(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
