@@ -58,13 +58,12 @@ def create_app(settings: ServiceSettings) -> FastAPI:
         description=DESCRIPTION,
         lifespan=lifespan,
         exception_handlers=HANDLERS,
-        docs_url=None,  # see service/docs.py
+        docs_url=None,  # see service/routes/api_docs.py
         redoc_url=None,
     )
     app.state.service = service
     app.state.pulse = pulse.Pulse(service.live)
     app.state.explainer = explain.Explainer()
-    app.state.console = console.Console()
     app.add_middleware(Gate, keyring=service.keyring)
     app.add_middleware(Observe, metrics=service.metrics, draining=lambda: service.draining)
     for part in (
@@ -84,6 +83,5 @@ def create_app(settings: ServiceSettings) -> FastAPI:
     ):
         app.include_router(part.router)
     app.router.routes.insert(0, predict.PlainPredict())
-    api_docs.mount_assets(app)
     complete_openapi(app, keys=bool(settings.keys))
     return app

@@ -1,15 +1,16 @@
-"""/docs without any other host: Swagger UI from its wheel."""
+"""Swagger UI at `/docs`, served from the installed package so that it works offline."""
 
 from __future__ import annotations
 
-from fastapi import APIRouter, FastAPI
+from fastapi import APIRouter, Request, Response
 from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.responses import HTMLResponse
 from fastapi.staticfiles import StaticFiles
 from swagger_ui_bundle import swagger_ui_path
 
-ASSETS = "/docs/assets"
 router = APIRouter()
+
+_assets = StaticFiles(directory=swagger_ui_path)
 
 
 @router.get("/docs", include_in_schema=False)
@@ -17,11 +18,12 @@ async def docs() -> HTMLResponse:
     return get_swagger_ui_html(
         openapi_url="/openapi.json",
         title="openworld",
-        swagger_js_url=f"{ASSETS}/swagger-ui-bundle.js",
-        swagger_css_url=f"{ASSETS}/swagger-ui.css",
-        swagger_favicon_url=f"{ASSETS}/favicon-32x32.png",
+        swagger_js_url="/docs/assets/swagger-ui-bundle.js",
+        swagger_css_url="/docs/assets/swagger-ui.css",
+        swagger_favicon_url="/docs/assets/favicon-32x32.png",
     )
 
 
-def mount_assets(app: FastAPI) -> None:
-    app.mount(ASSETS, StaticFiles(directory=str(swagger_ui_path)), name="docs-assets")
+@router.api_route("/docs/assets/{path:path}", methods=["GET", "HEAD"], include_in_schema=False)
+async def asset(request: Request, path: str) -> Response:
+    return await _assets.get_response(path, request.scope)

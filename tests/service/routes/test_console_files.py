@@ -1,42 +1,41 @@
-"""The console's files: served with the right types and headers, complete, and asking nobody else for anything."""
+"""The console's files: complete, served with the right types and headers, and without references to other hosts."""
 
 from __future__ import annotations
 
 import posixpath
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx2 as httpx
 import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
 
-from service.routes.console import FOLDER, TYPES, Console
+from service.routes import console
 from tests.support.servers import RunningServer, running_server
 
-FILES = sorted(path.relative_to(FOLDER).as_posix() for path in FOLDER.rglob("*") if path.is_file())
-NAMESPACE = "http://www.w3.org/2000/svg"  # a name, not an address: nobody fetches it
-KINDS = {"html": "text/html", "css": "text/css", "mjs": "text/javascript", "svg": "image/svg+xml"}
-LONGEST = 250  # lines of a module
+PAGE = console.FOLDER / "index.html"
+STATIC = console.FOLDER / "static"
+FILES = sorted(path.relative_to(STATIC).as_posix() for path in STATIC.rglob("*") if path.is_file())
+MEDIA_TYPES = {"css": "text/css", "mjs": "text/javascript", "svg": "image/svg+xml"}
+SVG_NAMESPACE = "http://www.w3.org/2000/svg"  # an identifier that is never fetched
+MAX_LINES = 250
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """With keys: the page itself needs none, or nobody could be asked for one."""
+    """A server with keys: the page and its files need none, because the page asks for the key."""
     data = tmp_path_factory.mktemp("files") / "robot"
     with running_server(data, threads=1, keys="a:predict:aaaaaaaa-secret-of-a-robot") as running:
         yield running
 
 
-@pytest.fixture(scope="module")
-def edition(server: RunningServer) -> str:
-    found = re.search(r"console/([0-9a-f]+)/js/main\.mjs", server.get("/").text)
-    assert found
-    return found[1]
-
-
-def test_the_page_is_there_with_headers_that_let_nothing_else_in(server: RunningServer) -> None:
+def test_the_page_has_a_strict_content_security_policy(server: RunningServer) -> None:
     page = server.get("/")
     assert page.status_code == 200
+    assert page.content == PAGE.read_bytes()
     assert page.headers["content-type"] == "text/html; charset=utf-8"
     assert page.headers["x-content-type-options"] == "nosniff"
     assert page.headers["cache-control"] == "no-cache"
@@ -47,24 +46,38 @@ def test_the_page_is_there_with_headers_that_let_nothing_else_in(server: Running
     assert "unsafe" not in page.headers["content-security-policy"]
 
 
-@pytest.mark.parametrize("name", [name for name in FILES if name != "index.html"])
-def test_every_file_is_served_with_its_type_and_may_be_kept_for_ever(
-    server: RunningServer, edition: str, name: str
-) -> None:
-    found = server.get(f"/console/{edition}/{name}")
+@pytest.mark.parametrize("name", FILES)
+def test_every_file_has_its_type_and_the_security_headers(server: RunningServer, name: str) -> None:
+    found = server.get(f"/console/{name}")
     assert found.status_code == 200
-    assert found.content == (FOLDER / name).read_bytes()
-    assert found.headers["content-type"].partition(";")[0] == KINDS[name.rpartition(".")[2]]
-    assert "immutable" in found.headers["cache-control"]
+    assert found.content == (STATIC / name).read_bytes()
+    assert found.headers["content-type"].partition(";")[0] == MEDIA_TYPES[name.rpartition(".")[2]]
     assert found.headers["x-content-type-options"] == "nosniff"
     assert found.headers["content-security-policy"]
-    again = server.get(f"/console/{edition}/{name}", headers={"If-None-Match": found.headers["etag"]})
+
+
+@pytest.mark.parametrize("path", ["/", "/console/js/main.mjs"])
+def test_the_browser_revalidates_every_file_by_its_etag(server: RunningServer, path: str) -> None:
+    found = server.get(path)
+    assert found.headers["cache-control"] == "no-cache"
+    again = server.get(path, headers={"If-None-Match": found.headers["etag"]})
     assert (again.status_code, again.content) == (304, b"")
+    assert again.headers["cache-control"] == "no-cache"
+    assert again.headers["content-security-policy"]
 
 
-def test_a_page_of_another_edition_gets_what_there_is_and_asks_again(server: RunningServer) -> None:
-    found = server.get("/console/0123456789abcdef/js/main.mjs")
-    assert (found.status_code, found.headers["cache-control"]) == (200, "no-cache")
+def test_a_new_release_gets_another_etag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(console.FOLDER, tmp_path / "console")
+    monkeypatch.setattr(console, "_files", console.ConsoleFiles(directory=tmp_path / "console" / "static"))
+    app = FastAPI()
+    app.include_router(console.router)
+    client = TestClient(app)
+    before = client.get("/console/css/base.css")
+    changed = tmp_path / "console" / "static" / "css" / "base.css"
+    changed.write_text("body { color: red }")
+    after = client.get("/console/css/base.css", headers={"If-None-Match": before.headers["etag"]})
+    assert (after.status_code, after.text) == (200, "body { color: red }")
+    assert after.headers["etag"] != before.headers["etag"]
 
 
 @pytest.mark.parametrize(
@@ -72,80 +85,69 @@ def test_a_page_of_another_edition_gets_what_there_is_and_asks_again(server: Run
     [
         "/nowhere",
         "/console",
-        "/console/x/",
-        "/console/x/js/nothing.mjs",
-        "/console/x/index.html",
-        "/console/x/%2e%2e/web.py",
-        "/console/x/..%2f..%2fpyproject.toml",
-        "/console/x//etc/passwd",
+        "/console/",
+        "/console/js",
+        "/console/js/",
+        "/console/js/nothing.mjs",
+        "/console/index.html",
+        "/console/%2e%2e/index.html",
+        "/console/..%2f..%2f..%2fpyproject.toml",
+        "/console//etc/passwd",
+        "/console/js/main.mjs%00",
     ],
 )
-def test_what_is_not_there_is_a_404_in_the_usual_shape(server: RunningServer, path: str) -> None:
-    missing = server.get(path)
+def test_an_unknown_path_is_a_404_with_problem_details(server: RunningServer, path: str) -> None:
+    missing = server.get(path, follow_redirects=True)
     assert (missing.status_code, missing.json()["code"]) == (404, "not_found")
 
 
-def test_the_page_can_be_asked_for_its_headers_alone(server: RunningServer) -> None:
+def test_a_head_request_returns_no_body(server: RunningServer) -> None:
     head = httpx.head(f"{server.url}/")
     assert (head.status_code, head.content) == (200, b"")
-
-
-def test_any_change_makes_another_edition(tmp_path: Path) -> None:
-    for name in FILES:
-        copy = tmp_path / name
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        copy.write_bytes((FOLDER / name).read_bytes())
-    before = Console(tmp_path)
-    assert before.edition == Console().edition
-    (tmp_path / "css" / "base.css").write_text("body { color: red }")
-    after = Console(tmp_path)
-    assert after.edition != before.edition
-    assert after.page.etag != before.page.etag
 
 
 # The files themselves
 
 
-def text(name: str) -> str:
-    return (FOLDER / name).read_text()
+def source(name: str) -> str:
+    return (STATIC / name).read_text()
 
 
-def test_there_is_nothing_that_would_not_be_served() -> None:
-    assert {Path(name).suffix for name in FILES} <= set(TYPES)
+def test_no_file_has_an_unknown_type() -> None:
+    assert {name.rpartition(".")[2] for name in FILES} <= set(MEDIA_TYPES)
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_no_file_names_another_host(name: str) -> None:
-    source = text(name).replace(NAMESPACE, "")
-    assert not re.findall(r"https?://", source)
-    assert not re.findall(r"""["'(`]//[a-z]""", source)
+@pytest.mark.parametrize("name", ["../index.html", *FILES])
+def test_no_file_refers_to_another_host(name: str) -> None:
+    text = source(name).replace(SVG_NAMESPACE, "")
+    assert not re.findall(r"https?://", text)
+    assert not re.findall(r"""["'(`]//[a-z]""", text)
+
+
+def page_references() -> set[str]:
+    return set(re.findall(r"""(?:src|href)="console/([^"]+)""", PAGE.read_text()))
 
 
 def references(name: str) -> set[str]:
-    """Files that this one asks for, as names from the console's folder."""
-    source = text(name)
-    if name == "index.html":
-        return set(re.findall(r"""(?:src|href)="console/_/([^"]+)""", source))
-    found = re.findall(r"""(?:from|import\()\s*"(\.[^"]+)\"""", source)
-    found += re.findall(r"""url\(["']?([^"')]+)""", source)
+    """The files that a file imports, relative to the static folder."""
+    found = re.findall(r"""(?:from|import\()\s*"(\.[^"]+)\"""", source(name))
+    found += re.findall(r"""url\(["']?([^"')]+)""", source(name))
     return {posixpath.normpath(posixpath.join(posixpath.dirname(name), one)) for one in found}
 
 
-def test_every_file_that_is_referred_to_exists_and_every_file_is_referred_to() -> None:
-    asked = {reference for name in FILES for reference in references(name)}
-    assert not asked - set(FILES)
-    assert set(FILES) - asked == {"index.html"}
+def test_every_reference_exists_and_every_file_is_referenced() -> None:
+    assert page_references().union(*map(references, FILES)) == set(FILES)
 
 
-def test_nothing_stands_inline() -> None:
-    page = text("index.html")
+def test_nothing_is_inline() -> None:
+    page = PAGE.read_text()
     assert not re.findall(r"<script(?![^>]*src=)", page)
     assert not re.findall(r"<style|\sstyle=|\son[a-z]+=", page)
-    scripts = "".join(text(name) for name in FILES if name.endswith(".mjs"))
+    scripts = "".join(source(name) for name in FILES if name.endswith(".mjs"))
     for sink in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function"):
-        assert sink not in scripts  # names and notes are what strangers wrote
+        assert sink not in scripts  # class names and notes are untrusted text
 
 
 @pytest.mark.parametrize("name", [name for name in FILES if not name.endswith(".svg")])
-def test_a_module_can_be_read_in_one_sitting(name: str) -> None:
-    assert len(text(name).splitlines()) <= LONGEST
+def test_no_file_is_long(name: str) -> None:
+    assert len(source(name).splitlines()) <= MAX_LINES
