@@ -1,6 +1,6 @@
-"""The measuring: each contender alone on the machine, in rounds, because machines are noisy.
+"""Measure each contender alone on the machine, in rounds, because machines are noisy.
 
-What else ran meanwhile is measured too (`others`, in cores): a figure taken while somebody compiled is not worth much.
+`others` is the number of cores that unrelated processes took during a measurement.
 """
 
 from __future__ import annotations
@@ -27,22 +27,23 @@ from benchmarks.serving.process import NotServing, Running, free_port, running
 from benchmarks.serving.wire import form_request, raw_request
 from benchmarks.serving.workload import Workload
 
-SPARE_SECONDS = 90  # that a measuring process may take beside what it measures
-BAR = ("sequential", "overlapped")  # the bare loops that the service is held against
-TRIAL_SHARE = 0.5  # of the seconds, for the choice of a peer's settings
+SPARE_SECONDS = 90  # for start and end of a measuring process
+BAR = ("sequential", "overlapped")  # the bare loops that the service is compared with
+TRIAL_SHARE = 0.5  # of the measurement's seconds, to choose a peer's settings
 
 Figures = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What all measurements of a run have in common."""
+    """The parameters that all measurements of a run share."""
 
     workload: Workload
     work: Path
     seconds: float
     clients: int
     say: Callable[[str], None]
+    root: Path = ROOT  # the checkout whose servers are started
     logs: dict[str, Path] = field(default_factory=dict)
 
     @property
@@ -54,7 +55,7 @@ class Plan:
 
 
 def bare(plan: Plan, threads: int, decoders: int, batch: int) -> Figures:
-    """The loop without a server, in a process of its own."""
+    """The loop without a server, in a child process."""
     words = ["--data", str(plan.workload.data), "--images", str(plan.workload.images)]
     words += ["--threads", str(threads), "--decoders", str(decoders), "--batch", str(batch)]
     others = Others()
@@ -67,7 +68,7 @@ def bare(plan: Plan, threads: int, decoders: int, batch: int) -> Figures:
 def serve(plan: Plan, contender: Contender, variant: Variant) -> Figures:
     """One contender, idle and saturated."""
     with _started(plan, contender, variant) as server:
-        _load(plan, contender, server, plan.clients, plan.warm, 0.1)  # every worker has seen a batch
+        _load(plan, contender, server, plan.clients, plan.warm, 0.1)  # warm up every worker
         idle = _load(plan, contender, server, 1, plan.warm, plan.seconds)
         saturated = _load(plan, contender, server, plan.clients, plan.warm, plan.seconds)
         if not (idle["images"] and saturated["images"]):
@@ -76,7 +77,7 @@ def serve(plan: Plan, contender: Contender, variant: Variant) -> Figures:
 
 
 def choose(plan: Plan, contender: Contender) -> tuple[Variant, list[Figures]]:
-    """The settings with which a peer answers most images a second, and all that were tried."""
+    """The settings with the highest throughput, and the figures of all that were tried."""
     tried: list[tuple[Variant, Figures]] = []
     if len(contender.variants) == 1:
         return contender.variants[0], []
@@ -101,7 +102,7 @@ def _started(plan: Plan, contender: Contender, variant: Variant) -> Any:
     host, image = f"{HOST}:{port}", plan.workload.first()
     request = form_request(host, PATH, image, FIELD) if contender.form else raw_request(host, PATH, image)
     environment = contenders.environment(variant, plan.workload.data, port, plan.work / "home")
-    return running(variant.command, environment, port, request, plan.log(contender.name), ROOT)
+    return running(variant.command, environment, port, request, plan.log(contender.name), plan.root)
 
 
 def _load(plan: Plan, contender: Contender, server: Running, clients: int, warm: float, seconds: float) -> Figures:
@@ -110,13 +111,13 @@ def _load(plan: Plan, contender: Contender, server: Running, clients: int, warm:
     others = Others(server.cpu_seconds)
     measured = Measured.from_dict(_tool("benchmarks.serving.load", words, warm, seconds))
     taken, cpu = others.end()
-    # Robust where images a second are not: what others take of the machine hardly changes it.
+    # Other load on the machine hardly changes CPU time per image, unlike throughput.
     cpu_ms = round(1000 * cpu / max(measured.answered, 1), 3)
     return measured.to_dict() | {"cpu_ms_per_image": cpu_ms, "others": taken}
 
 
 def _tool(module: str, words: Sequence[str], warm: float, seconds: float, windows: int = 1) -> Any:
-    """The last line that a measuring process prints."""
+    """Run a measuring process and parse the last line that it prints."""
     command = [sys.executable, "-m", module, *words, "--warm", str(warm), "--seconds", str(seconds)]
     limit = windows * (warm + seconds) + SPARE_SECONDS
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, timeout=limit, check=True)
@@ -124,14 +125,14 @@ def _tool(module: str, words: Sequence[str], warm: float, seconds: float, window
 
 
 class Others:
-    """How many cores were taken by what is no part of this benchmark, from its making to `end`."""
+    """Cores taken by unrelated processes between construction and `end`."""
 
     def __init__(self, server_cpu: Callable[[], float] = lambda: 0.0) -> None:
         self._server_cpu = server_cpu
         self._started, self._busy, self._own, self._server = time.monotonic(), _busy(), _own(), server_cpu()
 
     def end(self) -> tuple[float, float]:
-        """The cores that others took, and the server's CPU seconds."""
+        """The cores taken by others, and the server's CPU seconds."""
         seconds = time.monotonic() - self._started
         server = self._server_cpu() - self._server
         taken = (_busy() - self._busy) - (_own() - self._own) - server
@@ -139,13 +140,13 @@ class Others:
 
 
 def _busy() -> float:
-    """CPU seconds that the machine did not spend idle, over all cores."""
+    """Non-idle CPU seconds over all cores."""
     times = psutil.cpu_times()
     return float(sum(times) - times.idle - getattr(times, "iowait", 0.0) - getattr(times, "guest", 0.0))
 
 
 def _own() -> float:
-    """CPU seconds of this process and of the children that have ended."""
+    """CPU seconds of this process and of its ended children."""
     children = resource.getrusage(resource.RUSAGE_CHILDREN)
     return time.process_time() + children.ru_utime + children.ru_stime
 

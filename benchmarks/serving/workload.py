@@ -1,4 +1,4 @@
-"""What is served and what is asked: a data folder with a learned model, and images with the answers they should get."""
+"""The workload: a data folder with a learned model, and images with their expected labels."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from benchmarks.serving.made_images import write_images
 from models.versions.store import VersionStore
 
 TASKS = (("moss", "slate", "rust"), ("sand", "reed", "ember"), ("frost", "clay", "plum"))
-STRANGER = "tide"  # a class that is never learned
+UNKNOWN_CLASS = "tide"  # never learned
 LEARNED_FROM, ASKED = range(12), range(100, 107)
 MOST_IMAGES = 256
 COMMAND_SECONDS = 900
-# Served, or needed to serve: a robot's images and its inbox may be many gigabytes, and no contender reads them.
+# What serving needs. Images and inbox may be many gigabytes, and no contender reads them.
 SERVED = ("CURRENT", "promotions.jsonl", "backbone.json", "backbone.safetensors", "versions", "graphs")
-# Quick rather than good: the speed is the same whatever was learned, but it needs a model of three tasks.
+# Train quickly: serving speed depends on the number of tasks, not on what they learned.
 QUICK = {
     "OPENWORLD_BACKBONE": "tf_efficientnet_lite0",
     "OPENWORLD_EPOCHS": "2",
@@ -36,7 +36,7 @@ QUICK = {
 
 @dataclass(frozen=True)
 class Workload:
-    """A data folder of the benchmark's own, and a folder of JPEG files with `expected.json`."""
+    """A private data folder, and a folder of JPEG files with `expected.json`."""
 
     data: Path
     images: Path
@@ -60,7 +60,7 @@ class Workload:
 
 
 def prepare(work: Path, data: Path | None, images: Path | None) -> Workload:
-    """The folders given, copied as far as they are needed; what is not given is made."""
+    """Copy the given folders as far as they are needed; make what is not given."""
     made = work / "made"
     asked: Sequence[Path]
     if data is None:
@@ -70,7 +70,7 @@ def prepare(work: Path, data: Path | None, images: Path | None) -> Workload:
     else:
         _copy(data, work / "data")
     if images is None:
-        names = [name for task in TASKS for name in task] + [STRANGER]
+        names = [name for task in TASKS for name in task] + [UNKNOWN_CLASS]
         asked = [path for paths in write_images(made / "asked", names, ASKED).values() for path in paths]
     else:
         found = sorted(path for path in images.rglob("*") if path.suffix.lower() in {".jpg", ".jpeg"})
@@ -89,7 +89,7 @@ def prepare(work: Path, data: Path | None, images: Path | None) -> Workload:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """The service keeps novel images in its data folder: it gets a folder of its own."""
+    """Copy a data folder, because the service writes novel images into it."""
     target.mkdir()
     for name in SERVED:
         if (source / name).is_dir():
