@@ -2,17 +2,17 @@
 
 import { ask, onUnauthorized, session } from "./api.mjs";
 import { button, byId, h, labelled, put, say } from "./dom.mjs";
-import { tasks, WORKING } from "./follow.mjs";
+import { tasks, WORKING } from "./task_feed.mjs";
 import { listed, percent } from "./format.mjs";
-import { problemBox } from "./notices.mjs";
+import { problemBox } from "./components/notices.mjs";
 import { toggleTheme } from "./theme.mjs";
 
 const PAGES = {
-  inbox: { title: "Inbox", role: "label", load: () => import("./inbox.mjs") },
-  teaching: { title: "Teaching", load: () => import("./teaching.mjs") },
-  try: { title: "Try it", role: "predict", load: () => import("./try.mjs") },
-  versions: { title: "Versions", load: () => import("./versions.mjs") },
-  live: { title: "Live", load: () => import("./live.mjs") },
+  inbox: { title: "Inbox", role: "label", load: () => import("./pages/inbox/inbox.mjs") },
+  teaching: { title: "Teaching", load: () => import("./pages/tasks.mjs") },
+  try: { title: "Try it", role: "predict", load: () => import("./pages/try/try.mjs") },
+  versions: { title: "Versions", load: () => import("./pages/versions/versions.mjs") },
+  live: { title: "Live", load: () => import("./pages/live.mjs") },
 };
 
 const main = byId("main");

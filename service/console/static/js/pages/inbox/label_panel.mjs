@@ -1,12 +1,12 @@
 // Beside the images: the name for what is selected, and the basket of what was named.
 
-import { ask, post } from "./api.mjs";
-import { basket, judgeCount, judgeName } from "./basket.mjs";
-import { button, fresh, h, labelled, put } from "./dom.mjs";
-import { tasks } from "./follow.mjs";
-import { plural } from "./format.mjs";
-import { problemBox, toast } from "./notices.mjs";
-import { thumbnail } from "./pictures.mjs";
+import { ask, post } from "../../api.mjs";
+import { basket, judgeCount, judgeName } from "./draft_batch.mjs";
+import { button, fresh, h, labelled, put } from "../../dom.mjs";
+import { tasks } from "../../task_feed.mjs";
+import { plural } from "../../format.mjs";
+import { problemBox, toast } from "../../components/notices.mjs";
+import { thumbnail } from "../../components/images.mjs";
 import { selection } from "./selection.mjs";
 
 const wide = matchMedia("(min-width: 60rem)");

@@ -1,7 +1,7 @@
 // The evidence behind an answer: every task's probabilities and distances, and how the rule weighs them.
 
-import { h, table } from "./dom.mjs";
-import { percent, short } from "./format.mjs";
+import { h, table } from "../../dom.mjs";
+import { percent, short } from "../../format.mjs";
 
 const RULES = {
   paper: "probability times coefficient (the paper's equation)",

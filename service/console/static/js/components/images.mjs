@@ -1,8 +1,8 @@
 // Pictures of the inbox. Without keys the browser fetches and forgets them by itself; an <img> cannot send a key, so
 // with keys they are fetched when they come near the screen, and let go of when they leave it.
 
-import { pictureUrl, session } from "./api.mjs";
-import { h } from "./dom.mjs";
+import { pictureUrl, session } from "../api.mjs";
+import { h } from "../dom.mjs";
 
 const paths = new WeakMap(); // img -> where its bytes are
 

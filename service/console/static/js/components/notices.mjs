@@ -1,6 +1,6 @@
 // What the page says to people: toasts, problems, empty states, and questions before something is done.
 
-import { button, byId, fresh, h, labelled } from "./dom.mjs";
+import { button, byId, fresh, h, labelled } from "../dom.mjs";
 
 const STAYS = 8000; // milliseconds; a toast with something to do, or a problem, stays twice as long
 

@@ -1,12 +1,12 @@
 // Versions: what was learned from what, how well each did, which one answers, and going back.
 
-import { ask, post, query, session } from "./api.mjs";
+import { ask, post, query, session } from "../../api.mjs";
 import { classTable } from "./class_table.mjs";
-import { button, h, put } from "./dom.mjs";
-import { tasks } from "./follow.mjs";
-import { ago, duration, fixed, listed, moment, percent } from "./format.mjs";
-import { complain, confirm, empty, problemBox, toast } from "./notices.mjs";
-import { gateTable } from "./teaching.mjs";
+import { button, h, put } from "../../dom.mjs";
+import { tasks } from "../../task_feed.mjs";
+import { ago, duration, fixed, listed, moment, percent } from "../../format.mjs";
+import { complain, confirm, empty, problemBox, toast } from "../../components/notices.mjs";
+import { gateTable } from "../tasks.mjs";
 import { thresholdExplorer } from "./threshold.mjs";
 import { trends } from "./trends.mjs";
 

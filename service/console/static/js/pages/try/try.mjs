@@ -1,10 +1,10 @@
 // Try it: show a picture, see the answer and everything that led to it, and say when it is wrong.
 
-import { post, query, send, session } from "./api.mjs";
-import { button, h, put, say } from "./dom.mjs";
+import { post, query, send, session } from "../../api.mjs";
+import { button, h, put, say } from "../../dom.mjs";
 import { evidence } from "./evidence.mjs";
-import { fixed, percent, plural } from "./format.mjs";
-import { complain, problemBox, toast } from "./notices.mjs";
+import { fixed, percent, plural } from "../../format.mjs";
+import { complain, problemBox, toast } from "../../components/notices.mjs";
 
 const KEPT = 24; // pictures that were tried, for when the reader comes back
 

@@ -2,7 +2,7 @@
 
 import { ask, events } from "./api.mjs";
 import { listed, plural } from "./format.mjs";
-import { toast } from "./notices.mjs";
+import { toast } from "./components/notices.mjs";
 
 export const WORKING = new Set(["learning", "evaluating"]);
 export const ENDED = new Set(["published", "rejected", "failed", "cancelled"]);

@@ -1,10 +1,10 @@
 // Live: what this server answered in the last minutes, and whether that looks healthy.
 
-import { ask } from "./api.mjs";
-import { barChart, legend, lineChart } from "./charts.mjs";
-import { h, labelled, put } from "./dom.mjs";
-import { clock, milliseconds, moment, percent, plural, short } from "./format.mjs";
-import { empty, problemBox } from "./notices.mjs";
+import { ask } from "../api.mjs";
+import { barChart, legend, lineChart } from "../components/charts.mjs";
+import { h, labelled, put } from "../dom.mjs";
+import { clock, milliseconds, moment, percent, plural, short } from "../format.mjs";
+import { empty, problemBox } from "../components/notices.mjs";
 
 const LOOK = 5000; // milliseconds; as long as a bucket
 const chosen = { minutes: 15 };

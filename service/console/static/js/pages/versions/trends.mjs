@@ -1,8 +1,8 @@
 // How accuracy, AUC, forgetting and capacity went from version to version, up to the one that answers.
 
-import { legend, lineChart } from "./charts.mjs";
-import { h } from "./dom.mjs";
-import { fixed, listed, percent } from "./format.mjs";
+import { legend, lineChart } from "../../components/charts.mjs";
+import { h } from "../../dom.mjs";
+import { fixed, listed, percent } from "../../format.mjs";
 
 const LONGEST = 30; // versions
 const COLOURS = 6;

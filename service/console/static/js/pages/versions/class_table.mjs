@@ -1,8 +1,8 @@
 // What has been learned, and taking mistakes back: rename, merge, retire, restore. Each makes a version of its own.
 
-import { patch, session } from "./api.mjs";
-import { button, h, table } from "./dom.mjs";
-import { confirm, complain, toast } from "./notices.mjs";
+import { patch, session } from "../../api.mjs";
+import { button, h, table } from "../../dom.mjs";
+import { confirm, complain, toast } from "../../components/notices.mjs";
 
 /** The section with all classes; `changed` is called after an edit. */
 export function classTable(classes, changed) {

@@ -1,9 +1,9 @@
 // The groups of the inbox, page by page. What is far from the screen is taken out of the page and leaves an empty box
 // of its size, so that thousands of images cost what some dozens cost.
 
-import { ask, query } from "./api.mjs";
-import { basket } from "./basket.mjs";
-import { h, put } from "./dom.mjs";
+import { ask, query } from "../../api.mjs";
+import { basket } from "./draft_batch.mjs";
+import { h, put } from "../../dom.mjs";
 import { groupCard } from "./group_card.mjs";
 
 const PAGE = 24; // groups

@@ -1,8 +1,8 @@
 // One group of novelties that look alike, and one image of it.
 
-import { button, fresh, h } from "./dom.mjs";
-import { ago, fixed, moment, percent, plural } from "./format.mjs";
-import { thumbnail, wholePicture } from "./pictures.mjs";
+import { button, fresh, h } from "../../dom.mjs";
+import { ago, fixed, moment, percent, plural } from "../../format.mjs";
+import { thumbnail, wholePicture } from "../../components/images.mjs";
 import { selection } from "./selection.mjs";
 
 const likeness = ({ nearest: [near] }) =>

@@ -1,11 +1,11 @@
 // Teaching: what is being learned, how far it is, and what the gate said in the end.
 
-import { post, session } from "./api.mjs";
-import { lineChart } from "./charts.mjs";
-import { button, h, put, table } from "./dom.mjs";
-import { ENDED, taught, tasks } from "./follow.mjs";
-import { ago, duration, fixed, percent, short } from "./format.mjs";
-import { complain, confirm, empty, problemBox } from "./notices.mjs";
+import { post, session } from "../api.mjs";
+import { lineChart } from "../components/charts.mjs";
+import { button, h, put, table } from "../dom.mjs";
+import { ENDED, taught, tasks } from "../task_feed.mjs";
+import { ago, duration, fixed, percent, short } from "../format.mjs";
+import { complain, confirm, empty, problemBox } from "../components/notices.mjs";
 
 const PHASES = {
   reading: "Reading the images",

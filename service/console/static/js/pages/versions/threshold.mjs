@@ -1,8 +1,8 @@
 // What another threshold would do: how many of the held-out known images it would flag as novel.
 
-import { barChart } from "./charts.mjs";
-import { fresh, h, put } from "./dom.mjs";
-import { percent, short } from "./format.mjs";
+import { barChart } from "../../components/charts.mjs";
+import { fresh, h, put } from "../../dom.mjs";
+import { percent, short } from "../../format.mjs";
 
 const BINS = 32,
   STEPS = 200;

@@ -1,6 +1,6 @@
 // Small charts, drawn at the width that they get: lines and bars, with marks where another version began to answer.
 
-import { h, svg } from "./dom.mjs";
+import { h, svg } from "../dom.mjs";
 
 const LEFT = 52,
   RIGHT = 12,

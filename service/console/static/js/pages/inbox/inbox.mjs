@@ -1,13 +1,13 @@
 // The inbox: novel images, grouped by likeness, to be named, put aside, and taught.
 
-import { ask, post } from "./api.mjs";
-import { Dock } from "./dock.mjs";
-import { button, h, labelled, put } from "./dom.mjs";
+import { ask, post } from "../../api.mjs";
+import { Dock } from "./label_panel.mjs";
+import { button, h, labelled, put } from "../../dom.mjs";
 import { lookCloser } from "./group_card.mjs";
 import { GroupList } from "./group_list.mjs";
-import { tasks } from "./follow.mjs";
-import { plural } from "./format.mjs";
-import { complain, empty, problemBox, toast } from "./notices.mjs";
+import { tasks } from "../../task_feed.mjs";
+import { plural } from "../../format.mjs";
+import { complain, empty, problemBox, toast } from "../../components/notices.mjs";
 import { focusPick, listen, mark, selection } from "./selection.mjs";
 
 const LOOK = 10000; // milliseconds between two looks for new images
