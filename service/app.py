@@ -8,11 +8,10 @@ from importlib.metadata import version
 
 from fastapi import FastAPI
 
-from service.container import Service
-from service.http.body_guard import Gate
+from service.container import Container
+from service.http.middleware import RequestGuard, RequestLog
 from service.http.openapi import complete_openapi
 from service.http.problems import HANDLERS
-from service.http.request_log import Observe
 from service.routes import (
     api_docs,
     classes,
@@ -42,15 +41,15 @@ keys, send yours as `Authorization: Bearer <key>`.
 def create_app(settings: ServiceSettings) -> FastAPI:
     """A server's application; its parts start and stop with it."""
 
-    service = Service(settings)
+    container = Container(settings)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        await service.start()
+        await container.start()
         try:
             yield
         finally:
-            await service.stop()
+            await container.stop()
 
     app = FastAPI(
         title="openworld",
@@ -61,11 +60,11 @@ def create_app(settings: ServiceSettings) -> FastAPI:
         docs_url=None,  # see service/routes/api_docs.py
         redoc_url=None,
     )
-    app.state.service = service
-    app.state.pulse = pulse.Pulse(service.live)
+    app.state.container = container
+    app.state.pulse = pulse.Pulse(container.active_version)
     app.state.explainer = explain.Explainer()
-    app.add_middleware(Gate, keyring=service.keyring)
-    app.add_middleware(Observe, metrics=service.metrics, draining=lambda: service.draining)
+    app.add_middleware(RequestGuard, keyring=container.keyring)
+    app.add_middleware(RequestLog, metrics=container.metrics, draining=lambda: container.draining)
     for part in (
         predict,
         explain,

@@ -1,12 +1,11 @@
-"""The parts of a running server, and who gets them: routes ask for `Parts`, and for the key that a role needs."""
+"""Everything that lives as long as the server, in one container."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import Depends, Request
 
@@ -14,13 +13,13 @@ from models.errors import StoreError
 from models.inference.runtime import gpu_present
 from models.inference.runtime_cache import Runtimes
 from models.versions.store import VersionStore
-from service.errors import Forbidden, NoQueue, Unauthorized
+from service.errors import NoQueue
 from service.http.admission import Admission, RateLimiter
+from service.http.auth import Keyring
 from service.http.image_bodies import BodyLimits
-from service.http.keys import Key, Keyring, Role, secret_of
 from service.inbox import Inbox, InboxLimits, InboxWriter
 from service.inbox.thumbnails import Thumbnails
-from service.inference.active_version import Live
+from service.inference.active_version import ActiveVersion
 from service.inference.drift import ScoreDrift
 from service.inference.engine import Engine
 from service.inference.metrics import Metrics
@@ -38,8 +37,8 @@ WAITING_THREADS = 64  # for what waits for disks and for Redis
 GPU_BATCH, CPU_BATCH = 32, 8  # images at once, unless told: a GPU needs many to be busy, a CPU is with few
 
 
-class Service:
-    """Everything that lives as long as the server does. Made on the event loop."""
+class Container:
+    """The objects of a running server. Create it on the event loop."""
 
     def __init__(self, settings: ServiceSettings) -> None:
         self.settings = settings
@@ -56,7 +55,7 @@ class Service:
         # Bounded by the admission in what can wait for it, and here in what it takes of the machine.
         self.decoders = ThreadPoolExecutor(settings.decode_threads, thread_name_prefix="decode")
         store = VersionStore(settings.data)
-        self.live = Live(
+        self.active_version = ActiveVersion(
             store,
             Runtimes(store, settings.device, settings.threads),
             settings.image_limits,
@@ -91,13 +90,13 @@ class Service:
     @property
     def ready(self) -> bool:
         """Loaded, warm and not about to go."""
-        return self.live.usable and not self.draining
+        return self.active_version.usable and not self.draining
 
     async def start(self) -> None:
         # Python's own default has a handful of threads, which a Redis that hangs would take from everything else.
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(WAITING_THREADS))
         self.engine.start()
-        await self.live.start()
+        await self.active_version.start()
         if self.settings.redis_url is not None:
             self._listener = asyncio.create_task(self._listen(self.settings.redis_url.get_secret_value()))
         self.metrics.ready.set_function(lambda: float(self.ready))
@@ -107,7 +106,7 @@ class Service:
         if self._listener is not None:
             self._listener.cancel()
             await asyncio.gather(self._listener, return_exceptions=True)
-        await self.live.stop()
+        await self.active_version.stop()
         await self.engine.stop()
         self.decoders.shutdown(wait=True)
         await asyncio.to_thread(self.thumbnails.close)
@@ -123,7 +122,7 @@ class Service:
 
     async def _listen(self, url: str) -> None:
         async for _ in listen(url):
-            self.live.notice()
+            self.active_version.wake()
 
     def announce(self, version: int) -> None:
         """Tell the other servers; they would find out by themselves, but later."""
@@ -159,32 +158,9 @@ def _open_inbox(settings: ServiceSettings) -> Inbox | None:
         return None
 
 
-async def service_of(request: Request) -> Service:
-    service: Service = request.app.state.service
-    return service
+async def get_container(request: Request) -> Container:
+    container: Container = request.app.state.container
+    return container
 
 
-Parts = Annotated[Service, Depends(service_of)]
-
-
-def holder_of(role: Role | None = None) -> Callable[..., Awaitable[Key]]:
-    """A dependency: whoever sends the request, provided that they hold the role, or with None any key."""
-
-    async def holder(request: Request, service: Parts) -> Key:
-        key = service.keyring.holder(secret_of(request))
-        if key is None:
-            raise Unauthorized("send a key that this server knows: Authorization: Bearer <key>")
-        if role is not None and role not in key.roles:
-            raise Forbidden(f"the key {key.name} has the roles {', '.join(sorted(key.roles))}, this needs {role}")
-        fields: dict[str, Any] = request.scope.setdefault("log_fields", {})
-        fields["client"] = key.name
-        return key
-
-    return holder
-
-
-Anybody = Annotated[Key, Depends(holder_of())]
-predicting = holder_of("predict")
-Predicting = Annotated[Key, Depends(predicting)]
-Labelling = Annotated[Key, Depends(holder_of("label"))]
-Operating = Annotated[Key, Depends(holder_of("operate"))]
+ContainerDep = Annotated[Container, Depends(get_container)]

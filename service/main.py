@@ -19,7 +19,7 @@ import uvicorn
 
 from models.errors import OpenWorldError
 from service.app import create_app
-from service.container import Service
+from service.container import Container
 from service.http.protocol import BoundedHeaders
 from service.settings import ServiceSettings
 
@@ -31,18 +31,18 @@ KEEP_ALIVE = 75  # seconds: longer than clients and proxies hold a connection, s
 class Server(uvicorn.Server):
     """uvicorn, with a pause between `not ready` and `not listening`."""
 
-    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+    def __init__(self, config: uvicorn.Config, container: Container) -> None:
         super().__init__(config)
-        self._service = service
+        self._container = container
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        if self._service.draining:
+        if self._container.draining:
             self.should_exit = self.force_exit = True
             return
-        self._service.drain()
+        self._container.drain()
         log.info("%s: not ready any more, answering what comes for a moment", signal.Signals(sig).name)
         loop = asyncio.get_event_loop()
-        loop.call_soon_threadsafe(loop.call_later, self._service.settings.drain_seconds, self._stop)
+        loop.call_soon_threadsafe(loop.call_later, self._container.settings.drain_seconds, self._stop)
 
     def _stop(self) -> None:
         self.should_exit = True
@@ -60,7 +60,7 @@ def serve(settings: ServiceSettings) -> int:
     """Run until told to stop; the exit code."""
     listener = bind(settings.host, settings.port)  # first: loading a model to find the port taken helps nobody
     app = create_app(settings)
-    service: Service = app.state.service
+    container: Container = app.state.container
     config = uvicorn.Config(
         app,
         host=settings.host,
@@ -75,7 +75,7 @@ def serve(settings: ServiceSettings) -> int:
     )
     log.info("settings that are not the defaults", extra={"fields": settings.changed()})
     log.debug("settings", extra={"fields": settings.shown()})
-    server = Server(config, service)
+    server = Server(config, container)
     _spare_the_collector()
     with listener:
         server.run(sockets=[listener])

@@ -11,7 +11,7 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from models.images import MAX_BYTES, MAX_PIXELS, ImageLimits
-from service.http.keys import Key, parse_keys
+from service.http.auth import Key, parse_keys
 
 MIB = 2**20
 

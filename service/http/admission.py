@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Self
 
 from service.errors import QueueIsFull, RateLimited
-from service.http.keys import Key
+from service.http.auth import Key
 
 SLOWEST_GUESS = 30.0  # seconds: nobody should be sent away for longer on an estimate
 BURST_SECONDS = 2.0

@@ -30,7 +30,7 @@ from models.versions.backbone_spec import recorded_backbone
 from models.versions.store import By, VersionStore
 from service.errors import NotFound, NotReady, VersionUnusable
 from service.inference.metrics import Metrics
-from service.inference.servable import NothingYet, Served
+from service.inference.servable import EmptyModel, ServableModel
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class LoadFailure:
     next_try: datetime
 
 
-class Live:
+class ActiveVersion:
     """The versions of one data folder, as far as they are loaded. Lives on the event loop; loads in threads."""
 
     def __init__(
@@ -64,7 +64,7 @@ class Live:
         largest_batch: int,
     ) -> None:
         self.store = store
-        self.current: Served = NothingYet(limits)
+        self.model: ServableModel = EmptyModel(limits)
         self.failure: LoadFailure | None = None
         self._backoff = Backoff(FIRST_RETRY, LONGEST_RETRY)
         self.since = datetime.now(UTC)
@@ -72,7 +72,7 @@ class Live:
         self._runtimes, self._limits, self._metrics = runtimes, limits, metrics
         self._poll_seconds, self._largest_batch = poll_seconds, largest_batch
         self._warm: WeakSet[Runtime] = WeakSet()  # runtimes that have seen every size
-        self._pinned: OrderedDict[int, Served] = OrderedDict()
+        self._pinned: OrderedDict[int, ServableModel] = OrderedDict()
         self._max_pinned = pinned
         self._loading = asyncio.Lock()
         self._look = asyncio.Event()
@@ -91,14 +91,14 @@ class Live:
     @property
     def usable(self) -> bool:
         """Something answers; `novel` to everything is an answer only where nothing has been learned."""
-        return self._looked and not (self.failure is not None and self.current.version == 0)
+        return self._looked and not (self.failure is not None and self.model.version == 0)
 
     async def stop(self) -> None:
         if self._watcher is not None:
             self._watcher.cancel()
             await asyncio.gather(self._watcher, return_exceptions=True)
 
-    def notice(self) -> None:
+    def wake(self) -> None:
         """Somebody says that there is something new."""
         self._look.set()
 
@@ -115,15 +115,15 @@ class Live:
         left = (self.failure.next_try - datetime.now(UTC)).total_seconds()
         return min(self._poll_seconds, max(left, 0.05))
 
-    async def _refresh(self, asked: bool = False) -> LoadFailure | None:
+    async def _refresh(self, requested: bool = False) -> LoadFailure | None:
         """Make the current version the one that answers, if it can be loaded; `asked` by people: no back-off."""
         async with self._loading:
             wanted = None
             try:
                 wanted = await asyncio.to_thread(self.store.current)
-                if wanted is None or wanted == self.current.version:
+                if wanted is None or wanted == self.model.version:
                     self.failure = None
-                elif asked or self._may_try(wanted):
+                elif requested or self._may_try(wanted):
                     self._swap(*await self._open(wanted))
             except Exception as error:  # whatever it is: what answers must go on answering
                 self._failed(wanted, error)
@@ -148,8 +148,8 @@ class Live:
         failure = self.failure
         return failure is None or failure.version != version or failure.next_try <= datetime.now(UTC)
 
-    def _swap(self, version: Served, sha256: str) -> None:
-        before, self.current = self.current, version
+    def _swap(self, version: ServableModel, sha256: str) -> None:
+        before, self.model = self.model, version
         self.failure = None
         self.since = datetime.now(UTC)
         self._pinned.pop(version.version, None)
@@ -169,7 +169,7 @@ class Live:
             "version %s cannot be loaded (%s); version %d goes on answering; next try in %.0f s",
             version,
             error,
-            self.current.version,
+            self.model.version,
             wait,
         )
 
@@ -180,13 +180,13 @@ class Live:
 
     # Loading
 
-    async def _open(self, number: int) -> tuple[Served, str]:
+    async def _open(self, number: int) -> tuple[ServableModel, str]:
         started = time.monotonic()
         opened = await asyncio.to_thread(self._load, number)
         self._metrics.load_seconds.observe(time.monotonic() - started)
         return opened
 
-    def _load(self, number: int) -> tuple[Served, str]:
+    def _load(self, number: int) -> tuple[ServableModel, str]:
         recorded = recorded_backbone(self.store.root)
         loaded = self.store.load(number, expect_backbone=recorded.sha256 if recorded else None)
         predictor = Predictor.of(loaded, self._runtimes, self._limits)
@@ -205,12 +205,12 @@ class Live:
             for alone in (True, False):
                 predictor.score([grey] * size, alone)
 
-    async def get(self, number: int | None) -> Served:
+    async def get(self, number: int | None) -> ServableModel:
         """The version that answers, or one that a request asks for by number."""
         if number is None and not self.usable:
             raise NotReady("no version can be loaded: see GET /versions", 1)
-        if number is None or number == self.current.version:
-            return self.current
+        if number is None or number == self.model.version:
+            return self.model
         if number not in self._pinned:
             async with self._loading:
                 if number not in self._pinned:
@@ -240,7 +240,7 @@ class Live:
         if number not in await asyncio.to_thread(self.store.versions):
             raise NotFound(f"there is no version {number}: see GET /versions")
         await asyncio.to_thread(self.store.activate, number, by, reason)
-        failure = await self._refresh(asked=True)
+        failure = await self._refresh(requested=True)
         await asyncio.to_thread(announce, number)
         if failure is not None and failure.version == number:
             raise VersionUnusable(f"version {number} is current, but cannot be loaded here: {failure.reason}")

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from models.inference.predictor import Array, Scored
 from service.errors import DeadlinePassed
 from service.inference.metrics import Metrics
-from service.inference.servable import Served
+from service.inference.servable import ServableModel
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ SMOOTHING = 0.2  # weight of the newest batch in the estimate of the seconds an 
 class _Waiting:
     """One decoded image and whoever awaits its answer; a cancelled future is a request that was given up."""
 
-    version: Served
+    version: ServableModel
     pixels: Array
     deadline: float
     future: asyncio.Future[Scored]
@@ -64,7 +64,7 @@ class Engine:
             waiting.future.cancel()
         self._threads.shutdown(wait=True)
 
-    def submit(self, version: Served, pixels: Array, deadline: float) -> asyncio.Future[Scored]:
+    def submit(self, version: ServableModel, pixels: Array, deadline: float) -> asyncio.Future[Scored]:
         """Queue one image. Cancel the future to give it up."""
         future: asyncio.Future[Scored] = asyncio.get_running_loop().create_future()
         self._queue.append(_Waiting(version, pixels, deadline, future))

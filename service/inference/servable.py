@@ -12,7 +12,7 @@ from models.inference.answer import NOTHING_KNOWN
 from models.inference.predictor import Array, Scored
 
 
-class Served(Protocol):
+class ServableModel(Protocol):
     """All that the engine and the routes need of a version. Both methods may be called from any thread."""
 
     @property
@@ -29,7 +29,7 @@ class Served(Protocol):
         """An answer a picture, in order; `alone` when no other lane computes."""
 
 
-class NothingYet:
+class EmptyModel:
     """Before the first task: everything is novel, but a broken picture is still a broken picture."""
 
     version = 0

@@ -11,8 +11,9 @@ from models.errors import ClassConflict, StaleParent
 from models.versions.aliases import label_of
 from models.versions.edits import Edit, publish_edit
 from models.versions.manifest import Manifest
-from service.container import Anybody, Labelling, Parts, Service
+from service.container import Container, ContainerDep
 from service.errors import InvalidName
+from service.http.auth import AnyKey, LabelKey
 from service.http.problems import documented
 from service.wire.schemas import ClassEdit, ClassEntry, Classes
 from tasks.batch.class_names import canonical, confusion_problems, name_problems
@@ -21,8 +22,8 @@ router = APIRouter(tags=["labellers"])
 
 
 @router.get("/classes", summary="What has been learned, and what became of it", responses=documented(401))
-async def classes(service: Parts, key: Anybody) -> Classes:
-    return _classes(await asyncio.to_thread(service.live.store.current_manifest))
+async def classes(container: ContainerDep, key: AnyKey) -> Classes:
+    return _classes(await asyncio.to_thread(container.active_version.store.current_manifest))
 
 
 @router.patch(
@@ -31,13 +32,13 @@ async def classes(service: Parts, key: Anybody) -> Classes:
     responses=documented(401, 403, 404, 409, 422),
 )
 async def edit(
-    service: Parts, key: Labelling, name: Annotated[str, Path(max_length=200)], change: ClassEdit
+    container: ContainerDep, key: LabelKey, name: Annotated[str, Path(max_length=200)], change: ClassEdit
 ) -> Classes:
     """Each makes a new version without training, which can be rolled back like any other."""
     edit = _edit(name, change)
-    manifest = await asyncio.to_thread(_publish, service, edit, key.name)
-    await service.live.refresh()
-    await asyncio.to_thread(service.announce, manifest.version)
+    manifest = await asyncio.to_thread(_publish, container, edit, key.name)
+    await container.active_version.refresh()
+    await asyncio.to_thread(container.announce, manifest.version)
     return _classes(manifest)
 
 
@@ -49,8 +50,8 @@ def _edit(name: str, change: ClassEdit) -> Edit:
     return Edit("retire" if change.retired else "restore", name)
 
 
-def _publish(service: Service, edit: Edit, who: str) -> Manifest:
-    store = service.live.store
+def _publish(container: Container, edit: Edit, who: str) -> Manifest:
+    store = container.active_version.store
     if edit.kind == "rename" and edit.to is not None:
         known = set(store.load().manifest.classes) - {edit.name}
         if problems := [*name_problems(edit.to), *confusion_problems([edit.to], known)]:

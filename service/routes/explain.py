@@ -19,11 +19,12 @@ from models.inference.evidence import Evidence, gather
 from models.inference.model import Model
 from models.inference.predictor import Array, Predictor
 from models.inference.rules import log_class_probabilities, log_coefficient
-from service.container import Parts, Predicting, Service
+from service.container import Container, ContainerDep
 from service.errors import DeadlinePassed
+from service.http.auth import PredictKey
 from service.http.image_bodies import BodyLimits, read_images
 from service.http.problems import documented
-from service.inference.servable import Served
+from service.inference.servable import ServableModel
 
 router = APIRouter(tags=["people"])
 
@@ -80,12 +81,12 @@ class Explainer:
     def __init__(self) -> None:
         self._turn = asyncio.Semaphore(1)
 
-    async def explain(self, service: Service, served: Served, image: bytes) -> Explanation:
-        seconds = service.settings.request_timeout
+    async def explain(self, container: Container, served: ServableModel, image: bytes) -> Explanation:
+        seconds = container.settings.request_timeout
         try:
             async with asyncio.timeout(seconds):
                 loop = asyncio.get_running_loop()
-                pixels = await loop.run_in_executor(service.decoders, served.decode, image)
+                pixels = await loop.run_in_executor(container.decoders, served.decode, image)
                 await self._turn.acquire()
         except TimeoutError as error:
             raise DeadlinePassed(f"others are being explained, and this had to wait for {seconds:g} s") from error
@@ -104,27 +105,27 @@ class Explainer:
 )
 async def explain_image(
     request: Request,
-    service: Parts,
-    key: Predicting,
+    container: ContainerDep,
+    key: PredictKey,
     version: Annotated[int | None, Query(ge=1, le=10**12, description="ask this version")] = None,
 ) -> Explanation:
     """Counts as one image towards the key's rate, and is not kept: it is no prediction."""
     explainer: Explainer = request.app.state.explainer
-    limits = BodyLimits(service.body_limits.body, 1, service.body_limits.image)
-    with service.admission.enter() as permit:
+    limits = BodyLimits(container.body_limits.body, 1, container.body_limits.image)
+    with container.admission.enter() as permit:
         try:
-            async with asyncio.timeout(service.settings.request_timeout):
+            async with asyncio.timeout(container.settings.request_timeout):
                 (image,) = await read_images(request, limits, permit)
         except TimeoutError as error:
             raise DeadlinePassed("the image did not arrive in time: send a smaller one") from error
         if isinstance(image, ImageError):
             raise image
-        service.rate_limiter.take(key, 1)
-        served = await service.live.get(version)
-        return await explainer.explain(service, served, image)
+        container.rate_limiter.take(key, 1)
+        served = await container.active_version.get(version)
+        return await explainer.explain(container, served, image)
 
 
-def explain(served: Served, pixels: Array) -> Explanation:
+def explain(served: ServableModel, pixels: Array) -> Explanation:
     """The evidence on one decoded image; like `Predictor.score`, with nothing thrown away."""
     if not isinstance(served, Predictor) or not served.model.tasks:
         return _explanation(served.version, NOTHING_KNOWN, None, [])

@@ -6,7 +6,7 @@ import asyncio
 
 from fastapi import APIRouter, Response
 
-from service.container import Parts, Service
+from service.container import Container, ContainerDep
 from service.errors import NotReady
 from service.http.problems import documented
 from service.wire.schemas import Health
@@ -22,23 +22,23 @@ async def livez() -> Health:
 
 @router.get("/readyz", summary="Loaded, warm and not draining", responses=documented(503))
 @router.get("/v2/health/ready", include_in_schema=False)
-async def readyz(service: Parts) -> Health:
-    if not service.ready:
-        failure = service.live.failure
-        why = "going away" if service.draining else f"no version: {failure.reason}" if failure else "loading"
+async def readyz(container: ContainerDep) -> Health:
+    if not container.ready:
+        failure = container.active_version.failure
+        why = "going away" if container.draining else f"no version: {failure.reason}" if failure else "loading"
         raise NotReady(why, 1)
-    return Health(status="ready", version=service.live.current.version)
+    return Health(status="ready", version=container.active_version.model.version)
 
 
 @router.get("/metrics", summary="For Prometheus", response_class=Response)
-async def metrics(service: Parts) -> Response:
-    return Response(await asyncio.to_thread(_text, service), media_type="text/plain; version=0.0.4; charset=utf-8")
+async def metrics(container: ContainerDep) -> Response:
+    return Response(await asyncio.to_thread(_text, container), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-def _text(service: Service) -> bytes:
+def _text(container: Container) -> bytes:
     """In a thread: the inbox may be waiting for its disk."""
-    if service.inbox is not None:
-        for state, count in service.inbox.counts().items():
-            service.metrics.novelties.labels(state).set(count)
-        service.metrics.novelties_bytes.set(service.inbox.bytes_used)
-    return service.metrics.text()
+    if container.inbox is not None:
+        for state, count in container.inbox.counts().items():
+            container.metrics.novelties.labels(state).set(count)
+        container.metrics.novelties_bytes.set(container.inbox.bytes_used)
+    return container.metrics.text()

@@ -11,9 +11,10 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Query
 
-from service.container import Operating, Parts, Service
+from service.container import Container, ContainerDep
 from service.erasure import forget
 from service.errors import BadRequest, ImageInUse, NoQueue, NotFound
+from service.http.auth import OperateKey
 from service.http.problems import documented
 from service.wire.novelties import ExpiredImages, ImageUses, RemovedImages
 from tasks.errors import UnknownTask
@@ -36,8 +37,8 @@ DaysQuery = Annotated[float, Query(ge=1, le=36500, allow_inf_nan=False, descript
     summary="What a deletion by age would remove, and what it would keep",
     responses=documented(401, 403, 409, 422, 503),
 )
-async def expired(service: Parts, key: Operating, older_than_days: DaysQuery) -> ExpiredImages:
-    return ExpiredImages.of(older_than_days, await asyncio.to_thread(_retention(service).expired, older_than_days))
+async def expired(container: ContainerDep, key: OperateKey, older_than_days: DaysQuery) -> ExpiredImages:
+    return ExpiredImages.of(older_than_days, await asyncio.to_thread(_retention(container).expired, older_than_days))
 
 
 @router.delete(
@@ -46,16 +47,16 @@ async def expired(service: Parts, key: Operating, older_than_days: DaysQuery) ->
     responses=documented(400, 401, 403, 409, 422, 503),
 )
 async def delete_expired(
-    service: Parts,
-    key: Operating,
+    container: ContainerDep,
+    key: OperateKey,
     older_than_days: DaysQuery,
     confirm: Annotated[bool, Query(description="yes, remove them")] = False,
 ) -> RemovedImages:
     """Older versions go on answering without them; a later task is learned with what is left."""
     if not confirm:
         raise BadRequest("this cannot be undone: look at GET /images/expired first, then add confirm=true")
-    removed = await asyncio.to_thread(_retention(service).remove_expired, older_than_days)
-    novelties = await forget(service, removed.sha256s)
+    removed = await asyncio.to_thread(_retention(container).remove_expired, older_than_days)
+    novelties = await forget(container, removed.sha256s)
     log.info(
         "%s removed %d images older than %g days, and %d novelties",
         *(key.name, len(removed.sha256s), older_than_days, novelties),
@@ -68,8 +69,8 @@ async def delete_expired(
     summary="Where an image is kept, and who needs it",
     responses=documented(401, 403, 404, 422, 503),
 )
-async def image(service: Parts, key: Operating, sha256: ShaPath) -> ImageUses:
-    uses, novel = await asyncio.to_thread(_look, service, sha256)
+async def image(container: ContainerDep, key: OperateKey, sha256: ShaPath) -> ImageUses:
+    uses, novel = await asyncio.to_thread(_look, container, sha256)
     if not (uses.stored or novel or uses.dependents):
         raise _unknown(sha256)
     return ImageUses.of(uses, novel)
@@ -81,34 +82,34 @@ async def image(service: Parts, key: Operating, sha256: ShaPath) -> ImageUses:
     responses=documented(401, 403, 404, 409, 422, 503),
 )
 async def delete(
-    service: Parts,
-    key: Operating,
+    container: ContainerDep,
+    key: OperateKey,
     sha256: ShaPath,
     force: Annotated[bool, Query(description="even if versions or unfinished tasks need it")] = False,
 ) -> RemovedImages:
     """A version that has lost an image goes on answering; an unfinished task that has lost one fails."""
-    uses, novel = await asyncio.to_thread(_look, service, sha256)
+    uses, novel = await asyncio.to_thread(_look, container, sha256)
     if not (uses.stored or novel):
         raise _unknown(sha256)
     if uses.dependents and not force:
         raise ImageInUse("others need this image: add force=true to remove it all the same", uses.dependents)
-    removed = await asyncio.to_thread(_retention(service).remove, sha256)
-    novelties = await forget(service, [sha256])
+    removed = await asyncio.to_thread(_retention(container).remove, sha256)
+    novelties = await forget(container, [sha256])
     log.info("%s removed the image %s, which %d needed", key.name, sha256, len(uses.dependents))
     return RemovedImages.of(removed, novelties)
 
 
-def _look(service: Service, sha256: str) -> tuple[Uses, bool]:
-    novel = service.inbox is not None and service.inbox.get(sha256) is not None
-    return _retention(service).uses(sha256), novel
+def _look(container: Container, sha256: str) -> tuple[Uses, bool]:
+    novel = container.inbox is not None and container.inbox.get(sha256) is not None
+    return _retention(container).uses(sha256), novel
 
 
-def _retention(service: Service) -> Retention:
+def _retention(container: Container) -> Retention:
     try:
-        queue = service.queue()
+        queue = container.queue()
     except NoQueue:  # nobody can hand in a task here; one that cannot be reached is another matter, and an error
-        return Retention(service.live.store)
-    return Retention(service.live.store, lambda: unfinished_images(queue))
+        return Retention(container.active_version.store)
+    return Retention(container.active_version.store, lambda: unfinished_images(queue))
 
 
 def unfinished_images(queue: TaskQueue) -> dict[str, set[str]]:

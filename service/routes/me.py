@@ -5,8 +5,8 @@ from __future__ import annotations
 from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
 
-from service.container import Anybody, Parts
-from service.http.keys import Role
+from service.container import ContainerDep
+from service.http.auth import AnyKey, Role
 from service.http.problems import documented
 
 router = APIRouter(tags=["people"])
@@ -25,5 +25,5 @@ class Me(BaseModel):
 
 
 @router.get("/me", summary="Whose key this is, and what it may do", responses=documented(401))
-async def me(service: Parts, key: Anybody) -> Me:
-    return Me(keys_needed=bool(service.keyring), name=key.name, roles=sorted(key.roles))
+async def me(container: ContainerDep, key: AnyKey) -> Me:
+    return Me(keys_needed=bool(container.keyring), name=key.name, roles=sorted(key.roles))

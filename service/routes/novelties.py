@@ -10,9 +10,10 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Query, Request, Response
 from pydantic import AwareDatetime
 
-from service.container import Labelling, Parts, Service
+from service.container import Container, ContainerDep
 from service.erasure import forget
 from service.errors import NotFound
+from service.http.auth import LabelKey
 from service.http.image_responses import picture_response, unchanged
 from service.http.problems import documented
 from service.inbox import GroupOrder, Inbox, Kept, Only, Sighting, State
@@ -36,19 +37,19 @@ LimitQuery = Annotated[int, Query(ge=1, le=200)]
 _PICTURE: dict[str, Any] = {"content": {"image/jpeg": {}, "image/png": {}, "image/webp": {}}}
 
 
-def inbox_of(service: Service) -> Inbox:
-    if service.inbox is None:
+def inbox_of(container: Container) -> Inbox:
+    if container.inbox is None:
         raise NotFound(
             "this server keeps no novel images: OPENWORLD_INBOX turns it off, or another server of this data folder "
             "has the inbox"
         )
-    return service.inbox
+    return container.inbox
 
 
 @router.get("/novelties", summary="Novel images, last seen first", responses=documented(401, 403, 404, 422))
 async def novelties(
-    service: Parts,
-    key: Labelling,
+    container: ContainerDep,
+    key: LabelKey,
     state: StateQuery = "new",
     limit: LimitQuery = 50,
     before: Annotated[int | None, Query(ge=0, le=2**63 - 1, description="`next_cursor` of the page before")] = None,
@@ -58,15 +59,15 @@ async def novelties(
     since: Annotated[AwareDatetime | None, Query(description="only those last seen since, with its time zone")] = None,
 ) -> Novelties:
     """A cursor stays good while others come and go; one that is seen again moves to the front."""
-    inbox = inbox_of(service)
+    inbox = inbox_of(container)
     only = Only(group, version, client, None if since is None else since.timestamp())
     return Novelties.of(await asyncio.to_thread(inbox.list, state, limit, before, only))
 
 
 @router.get("/novelties/groups", summary="Novel images by likeness", responses=documented(401, 403, 404, 422))
 async def groups(
-    service: Parts,
-    key: Labelling,
+    container: ContainerDep,
+    key: LabelKey,
     state: StateQuery = "new",
     order: Annotated[GroupOrder, Query(description="largest (then newest) first, or newest first")] = "largest",
     limit: LimitQuery = 50,
@@ -75,16 +76,16 @@ async def groups(
     ] = None,
 ) -> NoveltyGroups:
     """A group does not reshuffle while somebody labels it: what is in it stays, and new ones join."""
-    inbox = inbox_of(service)
+    inbox = inbox_of(container)
     return NoveltyGroups.of(await asyncio.to_thread(inbox.groups, state, limit, before, order))
 
 
 @router.post(
     "/novelties/dismiss", summary="Put novelties aside: new to dismissed", responses=documented(400, 401, 403, 404, 422)
 )
-async def dismiss(service: Parts, key: Labelling, body: NoveltyIds) -> Changed:
+async def dismiss(container: ContainerDep, key: LabelKey, body: NoveltyIds) -> Changed:
     """More of the same folds into them silently. 404 when not one of them is there."""
-    return await _move(service, body.ids, "new", "dismissed")
+    return await _move(container, body.ids, "new", "dismissed")
 
 
 @router.post(
@@ -92,13 +93,13 @@ async def dismiss(service: Parts, key: Labelling, body: NoveltyIds) -> Changed:
     summary="Bring novelties back: dismissed to new",
     responses=documented(400, 401, 403, 404, 422),
 )
-async def restore(service: Parts, key: Labelling, body: NoveltyIds) -> Changed:
+async def restore(container: ContainerDep, key: LabelKey, body: NoveltyIds) -> Changed:
     """404 when not one of them is there."""
-    return await _move(service, body.ids, "dismissed", "new")
+    return await _move(container, body.ids, "dismissed", "new")
 
 
-async def _move(service: Service, ids: Sequence[str], was: State, state: State) -> Changed:
-    moved = await asyncio.to_thread(inbox_of(service).move, ids, was, state)
+async def _move(container: Container, ids: Sequence[str], was: State, state: State) -> Changed:
+    moved = await asyncio.to_thread(inbox_of(container).move, ids, was, state)
     if len(moved.missing) == len(set(ids)):
         raise NotFound("not one of these novelties is in the inbox: they were deleted, or have aged out")
     return Changed.of(moved)
@@ -109,11 +110,11 @@ async def _move(service: Service, ids: Sequence[str], was: State, state: State) 
     summary="That answer is wrong, or that is novel: put recent predictions into the inbox",
     responses=documented(400, 401, 403, 404, 422),
 )
-async def keep(service: Parts, key: Labelling, body: WrongPredictions) -> KeptPredictions:
+async def keep(container: ContainerDep, key: LabelKey, body: WrongPredictions) -> KeptPredictions:
     """The image itself is kept as new, whatever it was answered. 404 when this server has not one of them any more."""
-    inbox = inbox_of(service)
+    inbox = inbox_of(container)
     ids = list(dict.fromkeys(body.prediction_ids))
-    found = [replace(one, note=body.note) for id in ids if (one := service.recent.get(id)) is not None]
+    found = [replace(one, note=body.note) for id in ids if (one := container.recent.get(id)) is not None]
     if not found:
         raise NotFound(
             "this server has none of these predictions any more: only the last ones are kept, by the server that "
@@ -130,8 +131,8 @@ def _keep(inbox: Inbox, sightings: Sequence[Sighting]) -> list[Kept]:
 
 
 @router.get("/novelties/{id}", summary="One novelty", responses=documented(401, 403, 404, 422))
-async def novelty(service: Parts, key: Labelling, id: IdPath) -> NoveltyAnswer:
-    found = await asyncio.to_thread(inbox_of(service).get, id)
+async def novelty(container: ContainerDep, key: LabelKey, id: IdPath) -> NoveltyAnswer:
+    found = await asyncio.to_thread(inbox_of(container).get, id)
     if found is None:
         raise _unknown(id)
     return NoveltyAnswer.of(found)
@@ -143,10 +144,10 @@ async def novelty(service: Parts, key: Labelling, id: IdPath) -> NoveltyAnswer:
     summary="Forget a novelty, its image too",
     responses=documented(401, 403, 404, 422),
 )
-async def delete(service: Parts, key: Labelling, id: IdPath) -> None:
+async def delete(container: ContainerDep, key: LabelKey, id: IdPath) -> None:
     """Also out of the recent predictions. A copy that was handed in with a task stays: see DELETE /images/{sha256}."""
-    inbox_of(service)
-    if not await forget(service, [id]):
+    inbox_of(container)
+    if not await forget(container, [id]):
         raise _unknown(id)
 
 
@@ -156,8 +157,8 @@ async def delete(service: Parts, key: Labelling, id: IdPath) -> None:
     response_class=Response,
     responses={200: _PICTURE, 304: {"description": "unchanged"}, **documented(401, 403, 404, 422)},
 )
-async def image(request: Request, service: Parts, key: Labelling, id: IdPath) -> Response:
-    data = await asyncio.to_thread(inbox_of(service).read_image, id)
+async def image(request: Request, container: ContainerDep, key: LabelKey, id: IdPath) -> Response:
+    data = await asyncio.to_thread(inbox_of(container).read_image, id)
     etag = f'"{id}"'
     return unchanged(request, etag) or picture_response(data, id[:12], etag)
 
@@ -174,19 +175,19 @@ async def image(request: Request, service: Parts, key: Labelling, id: IdPath) ->
 )
 async def thumbnail(
     request: Request,
-    service: Parts,
-    key: Labelling,
+    container: ContainerDep,
+    key: LabelKey,
     id: IdPath,
     size: Annotated[int, Query(ge=SMALLEST, le=LARGEST, description="pixels of the longer side, at most")] = 256,
 ) -> Response:
-    inbox = inbox_of(service)
+    inbox = inbox_of(container)
     # Whatever is cached here or there: what was deleted is gone.
     if await asyncio.to_thread(inbox.get, id) is None:
         raise _unknown(id)
     etag = f'"{id}-{size}"'
     if (same := unchanged(request, etag)) is not None:
         return same
-    data = await service.thumbnails.get(id, size, inbox.read_image)
+    data = await container.thumbnails.get(id, size, inbox.read_image)
     return picture_response(data, f"{id[:12]}-{size}", etag)
 
 

@@ -13,13 +13,14 @@ from starlette.types import Scope
 
 from models.errors import ImageError
 from models.inference.predictor import Array
-from service.container import Parts, Predicting, Service, predicting, service_of
+from service.container import Container, ContainerDep, get_container
 from service.errors import Abandoned, DeadlinePassed
+from service.http.auth import PredictKey, require_predict_key
 from service.http.image_bodies import Sent, read_images
+from service.http.middleware import new_id
 from service.http.problems import documented, problem_of
-from service.http.request_log import new_id
 from service.inbox import Sighting
-from service.inference.servable import Served
+from service.inference.servable import ServableModel
 from service.routes.pulse import pulse_of
 from service.wire.schemas import Base64Images, Failure, ImageProblem, Prediction, Predictions
 
@@ -56,23 +57,23 @@ BODY: dict[str, Any] = {
 )
 async def predict(
     request: Request,
-    service: Parts,
-    key: Predicting,
+    container: ContainerDep,
+    key: PredictKey,
     version: Annotated[int | None, Query(ge=1, le=10**12, description="answer with this version")] = None,
     x_request_timeout: Annotated[
         float | None, Header(gt=0, le=10**6, allow_inf_nan=False, description="seconds until the answer is of no use")
     ] = None,
 ) -> Response:
     """One entry an image, in order. An image that cannot be read fails alone; when none can, the request fails."""
-    settings = service.settings
+    settings = container.settings
     seconds = min(x_request_timeout or settings.request_timeout, settings.max_request_timeout)
     deadline = time.monotonic() + seconds
-    with service.admission.enter() as permit:
-        images = await _in_time(read_images(request, service.body_limits, permit), deadline)
-        service.metrics.stage_seconds.labels("read").observe(time.monotonic() + seconds - deadline)
-        service.rate_limiter.take(key, len(images))
-        served = await _in_time(service.live.get(version), deadline)
-        work = _answer_all(service, served, images, key.name, deadline)
+    with container.admission.enter() as permit:
+        images = await _in_time(read_images(request, container.body_limits, permit), deadline)
+        container.metrics.stage_seconds.labels("read").observe(time.monotonic() + seconds - deadline)
+        container.rate_limiter.take(key, len(images))
+        served = await _in_time(container.active_version.get(version), deadline)
+        work = _answer_all(container, served, images, key.name, deadline)
         try:
             predictions = await _while_wanted(request, work, deadline)
         except ImageError:
@@ -107,8 +108,7 @@ def _has_deadline(headers: Sequence[tuple[bytes, bytes]]) -> bool:
 
 
 async def _plain(request: Request) -> Response:
-    service = await service_of(request)
-    return await predict(request, service, await predicting(request, service))
+    return await predict(request, await get_container(request), await require_predict_key(request))
 
 
 async def _in_time(work: Coroutine[Any, Any, T], deadline: float) -> T:
@@ -141,12 +141,12 @@ def _too_late() -> DeadlinePassed:
 
 
 async def _answer_all(
-    service: Service, served: Served, images: Sequence[Sent], client: str, deadline: float
+    container: Container, served: ServableModel, images: Sequence[Sent], client: str, deadline: float
 ) -> list[Prediction | Failure]:
     if len(images) == 1:
-        results = [await _answer(service, served, images[0], client, deadline)]
+        results = [await _answer(container, served, images[0], client, deadline)]
     else:
-        results = await _together([_answer(service, served, image, client, deadline) for image in images])
+        results = await _together([_answer(container, served, image, client, deadline) for image in images])
     errors = [result for result in results if isinstance(result, ImageError)]
     if len(errors) == len(results):
         raise errors[0]
@@ -170,17 +170,17 @@ def _failure(error: ImageError) -> Failure:
 
 
 async def _answer(
-    service: Service, served: Served, image: Sent, client: str, deadline: float
+    container: Container, served: ServableModel, image: Sent, client: str, deadline: float
 ) -> Prediction | ImageError:
-    metrics = service.metrics
+    metrics = container.metrics
     try:
         if isinstance(image, ImageError):
             raise image
-        pixels = await _decode(service, served, image)
+        pixels = await _decode(container, served, image)
     except ImageError as error:
         metrics.predicted("error", served.version, client)
         return error
-    answer, embedding = await service.engine.submit(served, pixels, deadline)
+    answer, embedding = await container.engine.submit(served, pixels, deadline)
     outcome = "novel" if answer.novel else "known"
     prediction = Prediction.of(answer, new_id(), served.version)
     metrics.predicted(outcome, served.version, client, answer.calibrated_score)
@@ -196,14 +196,14 @@ async def _answer(
         client=client,
         label=answer.label,
     )
-    service.recent.put(sighting)
-    if answer.novel and service.inbox_writer is not None:
-        service.inbox_writer.offer(sighting)
+    container.recent.put(sighting)
+    if answer.novel and container.inbox_writer is not None:
+        container.inbox_writer.offer(sighting)
     return prediction
 
 
-async def _decode(service: Service, served: Served, image: bytes) -> Array:
+async def _decode(container: Container, served: ServableModel, image: bytes) -> Array:
     started = time.monotonic()
-    pixels = await asyncio.get_running_loop().run_in_executor(service.decoders, served.decode, image)
-    service.metrics.stage_seconds.labels("decode").observe(time.monotonic() - started)
+    pixels = await asyncio.get_running_loop().run_in_executor(container.decoders, served.decode, image)
+    container.metrics.stage_seconds.labels("decode").observe(time.monotonic() - started)
     return pixels

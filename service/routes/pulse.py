@@ -17,9 +17,9 @@ from typing import Annotated, Protocol
 from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, Field
 
-from service.container import Anybody
+from service.http.auth import AnyKey
 from service.http.problems import documented
-from service.inference.servable import Served
+from service.inference.servable import ServableModel
 from service.wire.schemas import Failure, Prediction
 
 router = APIRouter(tags=["people"])
@@ -76,9 +76,9 @@ class _Bucket:
 
 
 class Serving(Protocol):
-    """What answers and since when; `service.live.Live` is one."""
+    """What answers and since when; as `ActiveVersion` has them."""
 
-    current: Served
+    model: ServableModel
     since: datetime
 
 
@@ -88,7 +88,7 @@ class Pulse:
     def __init__(self, serving: Serving, clock: Callable[[], float] = time.time) -> None:
         self._serving, self._clock = serving, clock
         self._buckets: deque[_Bucket] = deque(maxlen=KEPT)
-        self._version = serving.current.version
+        self._version = serving.model.version
         self._swaps: deque[Swap] = deque(maxlen=SWAPS)
 
     def answered(self, predictions: Iterable[Prediction | Failure], seconds: float) -> None:
@@ -139,7 +139,7 @@ class Pulse:
 
     def _notice(self) -> None:
         """Nobody tells of a swap, so it is looked for whenever something happens."""
-        version = self._serving.current.version
+        version = self._serving.model.version
         if version != self._version:
             self._swaps.append(Swap(time=self._serving.since, previous=self._version, version=version))
             self._version = version
@@ -184,7 +184,7 @@ def pulse_of(request: Request) -> Pulse:
 @router.get("/pulse", summary="The last minutes: traffic, novelty, latency, scores", responses=documented(401, 422))
 async def pulse(
     request: Request,
-    key: Anybody,
+    key: AnyKey,
     minutes: Annotated[int, Query(ge=1, le=KEPT * SECONDS // 60, description="how far back")] = KEPT * SECONDS // 60,
 ) -> PulseAnswer:
     """Of this server alone, and since it started; Prometheus has the history of all."""

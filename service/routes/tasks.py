@@ -15,7 +15,8 @@ from fastapi.responses import StreamingResponse
 
 from models.errors import StoreError
 from models.versions.edits import active_classes, unusable
-from service.container import Anybody, Labelling, Parts, Service
+from service.container import Container, ContainerDep
+from service.http.auth import AnyKey, LabelKey
 from service.http.batch_bodies import Labels, read_batch
 from service.http.problems import documented
 from service.wire.schemas import TaskAnswer, TaskPage
@@ -60,50 +61,50 @@ BODY: dict[str, Any] = {
 async def submit(
     request: Request,
     response: Response,
-    service: Parts,
-    key: Labelling,
+    container: ContainerDep,
+    key: LabelKey,
     idempotency_key: Annotated[
         str | None, Header(max_length=255, description="the same key with the same batch is the same task")
     ] = None,
 ) -> TaskAnswer:
     """202: it will be learned exactly once, or reported as failed with its reason, whatever is killed meanwhile."""
-    queue = service.queue()
-    manifest = await asyncio.to_thread(service.live.store.current_manifest)
+    queue = container.queue()
+    manifest = await asyncio.to_thread(container.active_version.store.current_manifest)
     known = active_classes(manifest) if manifest else []
-    async with service.batches:
-        batch, ids = await read_batch(request, known, service.batch_limits, service.find_image)
+    async with container.batches:
+        batch, ids = await read_batch(request, known, container.batch_limits, container.find_image)
         if manifest and (problems := unusable(manifest, batch.classes)):
             raise BatchError(problems)
-        await asyncio.to_thread(_store, service, batch)
+        await asyncio.to_thread(_store, container, batch)
     task = Task.of(batch, key.name)
     submitted = await asyncio.to_thread(queue.submit, task, idempotency_key)
-    if service.inbox is not None:
+    if container.inbox is not None:
         # By the images' hashes as well: whoever sent a picture that is in the inbox has labelled it.
         done = [*ids, *(image.sha256 for image in batch.images)]
         try:
-            await asyncio.to_thread(service.inbox.set_state, done, "labelled")
+            await asyncio.to_thread(container.inbox.set_state, done, "labelled")
         except StoreError as error:  # the task is accepted, and that is what was asked for
             log.warning("the inbox does not know that task %s has its images: %s", submitted.task.id, error)
     response.headers["Location"] = f"/tasks/{submitted.task.id}"
     return TaskAnswer.of(submitted.task, fresh=submitted.fresh)
 
 
-def _store(service: Service, batch: LabelledBatch) -> None:
+def _store(container: Container, batch: LabelledBatch) -> None:
     """Before the task is queued: who accepts a task has its images."""
-    images = ImageStore(service.settings.data)
+    images = ImageStore(container.settings.data)
     for image in batch.images:
         images.put(image.data)
 
 
 @router.get("/tasks", summary="Tasks, newest first", responses=documented(401, 404, 422, 503))
 async def tasks(
-    service: Parts,
-    key: Anybody,
+    container: ContainerDep,
+    key: AnyKey,
     state: Annotated[list[TaskState] | None, Query(description="only these")] = None,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
     before: Annotated[str | None, Query(max_length=128, description="the last id of the page before")] = None,
 ) -> TaskPage:
-    queue = service.queue()
+    queue = container.queue()
     found = await asyncio.to_thread(queue.list_tasks, limit, before, state or STATES)
     return TaskPage(
         tasks=[TaskAnswer.of(task) for task in found],
@@ -113,15 +114,15 @@ async def tasks(
 
 
 @router.get("/tasks/{task_id}", summary="One task: state, progress, result", responses=documented(401, 404, 503))
-async def task(service: Parts, key: Anybody, task_id: TaskIdPath) -> TaskAnswer:
-    return TaskAnswer.of(await asyncio.to_thread(service.queue().get, task_id))
+async def task(container: ContainerDep, key: AnyKey, task_id: TaskIdPath) -> TaskAnswer:
+    return TaskAnswer.of(await asyncio.to_thread(container.queue().get, task_id))
 
 
 @router.post(
     "/tasks/{task_id}/cancel", summary="Stop a task that has not ended", responses=documented(401, 403, 404, 409, 503)
 )
-async def cancel(service: Parts, key: Labelling, task_id: TaskIdPath) -> TaskAnswer:
-    return TaskAnswer.of(await asyncio.to_thread(service.queue().cancel, task_id))
+async def cancel(container: ContainerDep, key: LabelKey, task_id: TaskIdPath) -> TaskAnswer:
+    return TaskAnswer.of(await asyncio.to_thread(container.queue().cancel, task_id))
 
 
 @router.post(
@@ -129,8 +130,8 @@ async def cancel(service: Parts, key: Labelling, task_id: TaskIdPath) -> TaskAns
     summary="Queue a failed, rejected or cancelled task once more",
     responses=documented(401, 403, 404, 409, 429, 503),
 )
-async def retry(service: Parts, key: Labelling, task_id: TaskIdPath) -> TaskAnswer:
-    return TaskAnswer.of(await asyncio.to_thread(service.queue().retry, task_id))
+async def retry(container: ContainerDep, key: LabelKey, task_id: TaskIdPath) -> TaskAnswer:
+    return TaskAnswer.of(await asyncio.to_thread(container.queue().retry, task_id))
 
 
 @router.get(
@@ -139,14 +140,14 @@ async def retry(service: Parts, key: Labelling, task_id: TaskIdPath) -> TaskAnsw
     responses={200: {"content": {"text/event-stream": {}}}, **documented(401, 404, 503)},
     response_class=StreamingResponse,
 )
-async def events(service: Parts, key: Anybody, task_id: TaskIdPath) -> StreamingResponse:
-    first = await asyncio.to_thread(service.queue().get, task_id)
+async def events(container: ContainerDep, key: AnyKey, task_id: TaskIdPath) -> StreamingResponse:
+    first = await asyncio.to_thread(container.queue().get, task_id)
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-    return StreamingResponse(_follow(service, first), media_type="text/event-stream", headers=headers)
+    return StreamingResponse(_follow(container, first), media_type="text/event-stream", headers=headers)
 
 
-async def _follow(service: Service, task: Task) -> AsyncIterator[str]:
-    queue = service.queue()
+async def _follow(container: Container, task: Task) -> AsyncIterator[str]:
+    queue = container.queue()
     spoken, last = 0.0, ""
     while True:
         text = json.dumps(TaskAnswer.of(task).model_dump(mode="json"))
@@ -156,7 +157,7 @@ async def _follow(service: Service, task: Task) -> AsyncIterator[str]:
         elif time.monotonic() - spoken > HEARTBEAT:
             spoken = time.monotonic()
             yield ": still here\n\n"
-        if task.ended or service.draining:  # a server that is about to go must not be held by those who watch
+        if task.ended or container.draining:  # a server that is about to go must not be held by those who watch
             return
         await asyncio.sleep(LOOKS)
         with suppress(QueueUnavailable):  # Redis may come back: until then the last known state stands

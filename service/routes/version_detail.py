@@ -13,8 +13,9 @@ from safetensors import SafetensorError, safe_open
 
 from models.errors import CorruptVersion
 from models.versions.store import TENSORS, VersionStore
-from service.container import Anybody, Parts
+from service.container import ContainerDep
 from service.errors import NotFound
+from service.http.auth import AnyKey
 from service.http.problems import documented
 
 router = APIRouter(tags=["operators"])
@@ -59,8 +60,10 @@ class VersionDetail(BaseModel):
     summary="One version: the gate's reports, and the scores that its threshold was set on",
     responses=documented(401, 404, 409, 422),
 )
-async def version(service: Parts, key: Anybody, version: Annotated[int, Path(ge=1, le=10**12)]) -> VersionDetail:
-    return await asyncio.to_thread(detail, service.live.store, version)
+async def version(
+    container: ContainerDep, key: AnyKey, version: Annotated[int, Path(ge=1, le=10**12)]
+) -> VersionDetail:
+    return await asyncio.to_thread(detail, container.active_version.store, version)
 
 
 def detail(store: VersionStore, number: int) -> VersionDetail:

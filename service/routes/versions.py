@@ -9,7 +9,8 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query
 
 from models.versions.lineage import lineage
-from service.container import Anybody, Operating, Parts, Service
+from service.container import Container, ContainerDep
+from service.http.auth import AnyKey, OperateKey
 from service.http.problems import documented
 from service.inference.active_version import LoadFailure
 from service.wire.schemas import LoadProblem, PromotionEntry, Versions, VersionSummary
@@ -18,8 +19,8 @@ router = APIRouter(tags=["operators"])
 
 
 @router.get("/versions", summary="All versions, which one answers, and why", responses=documented(401))
-async def versions(service: Parts, key: Anybody) -> Versions:
-    return await asyncio.to_thread(_versions, service)
+async def versions(container: ContainerDep, key: AnyKey) -> Versions:
+    return await asyncio.to_thread(_versions, container)
 
 
 @router.post(
@@ -28,21 +29,21 @@ async def versions(service: Parts, key: Anybody) -> Versions:
     responses=documented(401, 403, 404, 409, 422),
 )
 async def activate(
-    service: Parts,
-    key: Operating,
+    container: ContainerDep,
+    key: OperateKey,
     version: Annotated[int, Path(ge=1, le=10**12)],
     reason: Annotated[str, Query(max_length=500, description="for the history")] = "asked for over HTTP",
 ) -> Versions:
-    await service.live.activate(version, "operator", f"{key.name}: {reason}", service.announce)
-    return await asyncio.to_thread(_versions, service)
+    await container.active_version.activate(version, "operator", f"{key.name}: {reason}", container.announce)
+    return await asyncio.to_thread(_versions, container)
 
 
-def _versions(service: Service) -> Versions:
-    live = service.live
-    serving, failure, store = live.current.version, live.failure, live.store
+def _versions(container: Container) -> Versions:
+    active = container.active_version
+    serving, failure, store = active.model.version, active.failure, active.store
     return Versions(
         serving=serving,
-        since=live.since,
+        since=active.since,
         current=serving or None if failure is None else failure.version,
         problem=_problem(failure),
         versions=[_summary(entry, serving, failure) for entry in lineage(store, serving)],

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from service.errors import QueueIsFull, RateLimited
 from service.http.admission import BURST_SECONDS, SLOWEST_GUESS, Admission, Permit, RateLimiter
-from service.http.keys import ROLES, Key, Keyring, parse_keys
+from service.http.auth import ROLES, Key, Keyring, parse_keys
 from service.settings import ServiceSettings
 from tests.support.servers import RunningServer, known_image, learned_folder, running_server, wait_until
 
@@ -234,12 +234,12 @@ def test_keys_are_read_with_their_roles_and_without_their_secrets() -> None:
     assert not [key for key in keys if "secret" in repr(key) or "secret" in str(vars(key))]
     ring = Keyring(keys)
     assert ring
-    assert ring.holder(f"with:colons:{WRONG}") == keys[1]
-    assert ring.holder(None) is ring.holder("") is ring.holder("a") is None
+    assert ring.find(f"with:colons:{WRONG}") == keys[1]
+    assert ring.find(None) is ring.find("") is ring.find("a") is None
 
 
 def test_without_keys_anybody_may_do_everything() -> None:
-    anyone = Keyring(parse_keys("")).holder(None)
+    anyone = Keyring(parse_keys("")).find(None)
     assert anyone is not None
     assert (anyone.name, anyone.roles) == ("anonymous", ROLES)
 

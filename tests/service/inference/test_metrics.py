@@ -19,7 +19,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.types import Message, Receive, Scope, Send
 
-from service.http.request_log import Observe
+from service.http.middleware import RequestLog
 from service.inference.metrics import KEPT_VERSIONS, OUTCOMES, REJECTED, STAGES, Metrics
 from tests.support.servers import (
     RunningServer,
@@ -350,7 +350,7 @@ def call_observed(app: Any) -> tuple[Metrics, list[Message]]:
         sent.append(message)
 
     scope: Scope = {"type": "http", "method": "GET", "path": "/", "headers": [(b"x-request-id", b"mine")]}
-    asyncio.run(Observe(app, metrics, lambda: False)(scope, receive, send))
+    asyncio.run(RequestLog(app, metrics, lambda: False)(scope, receive, send))
     return metrics, sent
 
 

@@ -21,7 +21,7 @@ from models.inference.rules import log_class_probabilities, log_coefficient
 from models.versions.edits import Edit, publish_edit
 from models.versions.store import VersionStore
 from service.errors import DeadlinePassed
-from service.inference.servable import NothingYet
+from service.inference.servable import EmptyModel
 from service.routes import explain as module
 from service.routes.explain import Explainer, Explanation, explain
 from tests.support.images import make_image
@@ -170,7 +170,7 @@ class Slow:
         time.sleep(self.seconds)
         self.inside -= 1
         self.done += 1
-        return explain(NothingYet(ImageLimits()), np.zeros(0, np.float32))
+        return explain(EmptyModel(ImageLimits()), np.zeros(0, np.float32))
 
 
 def a_service(timeout: float) -> Any:
@@ -182,7 +182,7 @@ def test_explanations_take_turns_and_the_event_loop_goes_on(monkeypatch: pytest.
     monkeypatch.setattr(module, "explain", slow)
 
     async def several() -> float:
-        explainer, service, nothing = Explainer(), a_service(10), NothingYet(ImageLimits())
+        explainer, service, nothing = Explainer(), a_service(10), EmptyModel(ImageLimits())
         work = asyncio.gather(*(explainer.explain(service, nothing, known_image("class 0")) for _ in range(6)))
         longest = 0.0
         while not work.done():
@@ -202,7 +202,7 @@ def test_who_waits_too_long_is_sent_away_and_the_place_is_not_lost(monkeypatch: 
     monkeypatch.setattr(module, "explain", slow)
 
     async def several() -> list[Any]:
-        explainer, service, nothing = Explainer(), a_service(0.1), NothingYet(ImageLimits())
+        explainer, service, nothing = Explainer(), a_service(0.1), EmptyModel(ImageLimits())
         first = await asyncio.gather(
             *(explainer.explain(service, nothing, known_image("class 0")) for _ in range(3)), return_exceptions=True
         )

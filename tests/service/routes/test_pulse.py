@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from models.images import ImageLimits
-from service.inference.servable import NothingYet, Served
+from service.inference.servable import EmptyModel, ServableModel
 from service.routes.pulse import BINS, EDGES, KEPT, SECONDS, SWAPS, Pulse, quantile
 from service.wire.schemas import Failure, ImageProblem, Prediction
 from tests.support.servers import RunningServer, known_image, learned_folder, novel_image, running_server
@@ -29,7 +29,7 @@ class Clock:
         return self.now
 
 
-class Version(NothingYet):
+class Version(EmptyModel):
     def __init__(self, version: int) -> None:
         super().__init__(ImageLimits())
         self.version = version
@@ -37,11 +37,11 @@ class Version(NothingYet):
 
 @dataclass
 class Serving:
-    current: Served = field(default_factory=lambda: Version(3))
+    model: ServableModel = field(default_factory=lambda: Version(3))
     since: datetime = field(default_factory=lambda: datetime.fromtimestamp(START, UTC))
 
     def swap(self, version: int, at: float) -> None:
-        self.current, self.since = Version(version), datetime.fromtimestamp(at, UTC)
+        self.model, self.since = Version(version), datetime.fromtimestamp(at, UTC)
 
 
 def prediction(novel: bool = False, calibrated: float = 0.5, score: float | None = -1.0) -> Prediction:

@@ -1,0 +1,149 @@
+"""ASGI middleware around every request: `RequestLog` outside, `RequestGuard` inside."""
+
+from __future__ import annotations
+
+import logging
+import random
+import re
+import secrets
+import time
+from collections.abc import Callable
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from service.errors import Abandoned, BodyTooLarge, Unauthorized
+from service.http.auth import UNAUTHORIZED, Keyring
+from service.http.problems import INTERNAL, problem_of, respond
+from service.inference.metrics import REJECTED, Metrics
+
+log = logging.getLogger("openworld.requests")
+
+MAX_BODY = 2**20  # bytes of a body that is neither an image nor a batch
+READ_THEIR_BODY = {"/predict", "/tasks", "/explain"}  # routes that check the key first and apply their own limits
+WITH_BODY = {"POST", "PUT", "PATCH", "DELETE"}
+
+_random = random.Random(secrets.randbits(128))  # an id is not secret, and os.urandom is slow
+_GIVEN_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+
+def new_id() -> str:
+    """A unique id; ids sort by the time they were made."""
+    return f"{time.time_ns() // 1_000_000:012x}{_random.getrandbits(48):012x}"
+
+
+class RequestLog:
+    """Gives every request an id, a log line and its metrics, and answers unexpected exceptions with a 500."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics, draining: Callable[[], bool]) -> None:
+        self._app, self._metrics, self._draining = app, metrics, draining
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started = time.perf_counter()
+        request = Request(scope, receive)
+        given = request.headers.get("x-request-id", "")
+        scope["request_id"] = request_id = given if _GIVEN_ID.fullmatch(given) else new_id()
+        status = 0
+
+        async def send_logged(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                headers = message.setdefault("headers", [])
+                headers.append((b"x-request-id", request_id.encode()))
+                if self._draining():
+                    # The client's next request then opens a connection to another server.
+                    headers.append((b"connection", b"close"))
+            try:
+                await send(message)
+            except (OSError, RuntimeError) as error:  # the connection is closed; uvloop raises RuntimeError
+                log.debug("the response could not be sent: %s", error)
+                scope["error"], status = Abandoned("the client disconnected before the response"), 0
+
+        try:
+            await self._app(scope, receive, send_logged)
+        except Exception as error:
+            scope["error"] = error
+            log.exception("unexpected error, answered with 500", extra={"fields": {"request_id": request_id}})
+            if status == 0:
+                await respond(INTERNAL, request)(scope, receive, send_logged)
+        finally:
+            self._record(scope, status, time.perf_counter() - started)
+
+    def _record(self, scope: Scope, status: int, seconds: float) -> None:
+        route = getattr(scope.get("route"), "path", "unmatched")
+        self._metrics.requests.labels(route, str(status or 499)).inc()
+        self._metrics.request_seconds.labels(route).observe(seconds)
+        error = scope.get("error")
+        code = problem_of(error).code if error is not None else None
+        if code in REJECTED:
+            self._metrics.rejected.labels(code).inc()
+        # Successful reads are frequent (probes, a console that polls), so they are logged at debug level.
+        level = logging.DEBUG if scope["method"] in ("GET", "HEAD") and status < 400 else logging.INFO
+        if log.isEnabledFor(level):
+            fields = {
+                "request_id": scope["request_id"],
+                "method": scope["method"],
+                "route": route,
+                "status": status or 499,
+                "ms": round(seconds * 1000, 2),
+                **scope.get("log_fields", {}),
+            }
+            if code:
+                fields["code"] = code
+            log.log(level, "request", extra={"fields": fields})
+
+
+class RequestGuard:
+    """Authenticates every request, and bounds its body.
+
+    FastAPI reads a JSON body before it runs the dependencies of a route. A request with a body is therefore refused
+    here if it has no valid key.
+    """
+
+    def __init__(self, app: ASGIApp, keyring: Keyring) -> None:
+        self._app, self._keyring = app, keyring
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request = Request(scope, receive)
+        scope["key"] = self._keyring.authenticate(request.headers)
+        if scope["method"] not in WITH_BODY or scope["path"] in READ_THEIR_BODY:
+            await self._app(scope, receive, send)
+            return
+        error: Unauthorized | BodyTooLarge | None = None
+        if scope["key"] is None:
+            error = Unauthorized(UNAUTHORIZED)
+        elif _announced(request) > MAX_BODY:
+            error = BodyTooLarge(f"the request has more than {MAX_BODY} bytes")
+        if error is not None:
+            scope["error"] = error
+            await respond(problem_of(error), request, error)(scope, receive, send)
+        else:
+            await self._app(scope, _bounded(receive), send)
+
+
+def _announced(request: Request) -> int:
+    length = request.headers.get("content-length", "")
+    return int(length) if length.isdecimal() else 0
+
+
+def _bounded(receive: Receive) -> Receive:
+    seen = 0
+
+    async def bounded() -> Message:
+        nonlocal seen
+        message = await receive()
+        seen += len(message.get("body", b""))
+        if seen > MAX_BODY:
+            # An HTTPException: the framework takes every other error in a body for a malformed one.
+            raise HTTPException(413, f"the request has more than {MAX_BODY} bytes")
+        return message
+
+    return bounded
