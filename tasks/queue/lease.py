@@ -38,11 +38,6 @@ class Lease:
         """Record how far it is, and renew. True when somebody asked to cancel."""
         return self._renew({"state": state, "progress": progress.model_dump_json(), "updated": self._queue.now()})
 
-    @property
-    def cancelled(self) -> bool:
-        """Whether somebody asked to cancel it: ask between epochs, then call `cancel`. Renews as well."""
-        return self._renew({})
-
     def publish(self, version: int, result: Mapping[str, Any] | None = None) -> Task:
         """It is learned, and `version` is on the disk."""
         return self._end("published", "", version, result)
@@ -56,11 +51,10 @@ class Lease:
         return self._end("try again" if retry else "failed", reason)
 
     def hand_back(self) -> Task:
-        """Stop without fault, say for a restart: back at the head, and the attempt does not count."""
-        return self._end("hand back")
+        """Stop without a failure: requeue the task at the head without counting the attempt.
 
-    def cancel(self) -> Task:
-        """Stop because somebody asked to; was the request withdrawn meanwhile, it waits again."""
+        If its cancellation was requested, the task ends as cancelled instead.
+        """
         return self._end("hand back")
 
     def _renew(self, fields: dict[str, str]) -> bool:

@@ -5,8 +5,8 @@ moment loses nothing.**
 
 How that is kept: what `submit` has returned for is in the stream and, with `appendfsync always`, on the disk. Tasks
 are handed out one at a time and in order, each with a lease. A worker that stops renewing it loses the task to the
-next one; its late calls are refused (`LeaseLost`). A task that `max_attempts` workers could not finish ends as failed,
-in the dead-letter stream. *Exactly once* is the work of two: the queue lets one worker finish a task, and the version
+next one; its late calls are refused (`LeaseLost`). A task that `max_attempts` workers could not finish ends as failed.
+*Exactly once* is the work of two: the queue lets one worker finish a task, and the version
 store lets one version of it become current. A worker that was killed between the two finds the version there
 (`VersionStore.find_task`) and has only `publish` left to call.
 """
@@ -52,16 +52,6 @@ class Submitted:
 
     task: Task
     fresh: bool
-
-
-@dataclass(frozen=True)
-class DeadLetter:
-    """A task that failed for good, until somebody retries it."""
-
-    task_id: str
-    reason: str
-    attempts: int
-    time: datetime
 
 
 def utc_now() -> datetime:
@@ -189,15 +179,6 @@ class TaskQueue:
         """Seconds since the first unfinished task was queued; None when there is none."""
         age = self.run("oldest")[0]
         return None if age < 0 else age / 1000
-
-    def dead(self, limit: int = 100) -> list[DeadLetter]:
-        """What failed for good, the latest first."""
-        with reaching_redis():
-            letters: Any = self._client.xrevrange(f"{self.prefix}:dead", count=limit)
-        return [
-            DeadLetter(mail["task"], mail["reason"], int(mail["attempts"]), datetime.fromisoformat(mail["time"]))
-            for _, mail in letters
-        ]
 
     # Details
 

@@ -4,7 +4,6 @@
     <prefix>:task:<id>          a hash a task: its record, and who holds it (`entry`, `claim`)
     <prefix>:index              every task that is kept, by the order of submission
     <prefix>:ended              those that ended, by the order of ending: the oldest are forgotten
-    <prefix>:dead               the dead-letter stream: what failed, with its reason
     <prefix>:idempotency:<hash> the task and batch that an idempotency key was used for; expires
     <prefix>:sequence           the counter behind both orders
 
@@ -20,7 +19,7 @@ NOBODY = "-"  # the consumer of an entry that was handed back: an entry cannot b
 
 COMMON = f"""
 local prefix = KEYS[1]
-local STREAM, INDEX, ENDED, DEAD = prefix .. ':tasks', prefix .. ':index', prefix .. ':ended', prefix .. ':dead'
+local STREAM, INDEX, ENDED = prefix .. ':tasks', prefix .. ':index', prefix .. ':ended'
 local GROUP, NOBODY = '{GROUP}', '{NOBODY}'
 local function key(id) return prefix .. ':task:' .. id end
 local function get(id, field) return redis.call('HGET', key(id), field) end
@@ -59,11 +58,6 @@ local function finish(id, state, reason, now, history)
   else
     redis.call('HDEL', key(id), 'reason')
   end
-  if state == 'failed' then
-    local letter = redis.call('XADD', DEAD, 'MAXLEN', history, '*',
-      'task', id, 'reason', reason, 'attempts', get(id, 'attempts'), 'time', now)
-    redis.call('HSET', key(id), 'letter', letter)
-  end
   redis.call('ZADD', ENDED, number(), id)
   for _, old in ipairs(redis.call('ZRANGE', ENDED, 0, -1 - history)) do
     redis.call('DEL', key(old))
@@ -80,10 +74,7 @@ local function full(max_waiting)
 end
 
 local function enqueue(id, now)
-  local letter = get(id, 'letter')
-  if letter then redis.call('XDEL', DEAD, letter) end
-  redis.call('HDEL', key(id),
-    'progress', 'version', 'reason', 'result', 'cancel', 'claim', 'ended_by', 'letter')
+  redis.call('HDEL', key(id), 'progress', 'version', 'reason', 'result', 'cancel', 'claim', 'ended_by')
   redis.call('HSET', key(id), 'state', 'queued', 'updated', now, 'attempts', 0,
     'entry', redis.call('XADD', STREAM, '*', 'task', id))
   redis.call('ZREM', ENDED, id)

@@ -106,14 +106,12 @@ def run_script_twice(queue: TaskQueue, step: str) -> None:
 
 EVERY_CALL: list[Callable[[Lease], object]] = [
     lambda lease: lease.renew(),
-    lambda lease: lease.cancelled,
     lambda lease: lease.progress(TaskProgress(phase="zombie"), "evaluating"),
     lambda lease: lease.publish(99),
     lambda lease: lease.reject("zombie"),
     lambda lease: lease.fail("zombie", retry=True),
     lambda lease: lease.fail("zombie", retry=False),
     lambda lease: lease.hand_back(),
-    lambda lease: lease.cancel(),
 ]
 
 

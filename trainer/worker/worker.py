@@ -111,7 +111,7 @@ class Worker:
             log.warning("another worker has task %s by now; dropping it here", task.id)
             return
         except _Cancelled:
-            end = lease.cancel
+            end = lease.hand_back  # ends as cancelled, unless the request was withdrawn
         except _Stop:
             log.info("handing task %s back", task.id)
             end = lease.hand_back

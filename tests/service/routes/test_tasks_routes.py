@@ -141,6 +141,18 @@ def test_a_waiting_task_is_cancelled_and_queued_again(idle: Loop) -> None:
     assert not {task["id"] for task in listed["tasks"]} & {task["id"] for task in rest["tasks"]}
 
 
+def test_failed_tasks_are_listed_with_their_reasons(idle: Loop) -> None:
+    id = idle.submit(batch("fail", "fail too")).json()["id"]
+    lease = idle.queue.claim("worker")
+    while lease is not None and lease.task.id != id:
+        lease.reject("not of this test")
+        lease = idle.queue.claim("worker")
+    assert lease is not None
+    lease.fail("no disk", retry=False)
+    failed = httpx.get(f"{idle.url}/tasks", params={"state": "failed"}).json()["tasks"]
+    assert [(task["id"], task["reason"], task["attempts"]) for task in failed] == [(id, "no disk", 1)]
+
+
 def test_a_server_without_a_queue_says_so_and_predicts_all_the_same(tmp_path: Path) -> None:
     with running_server(learned_folder(tmp_path / "robot")) as server:
         refused = server.post("/tasks", files=batch("plum"))

@@ -26,14 +26,13 @@ def test_a_waiting_task_is_cancelled_at_once(queue: TaskQueue) -> None:
 def test_a_task_that_is_being_learned_is_flagged_and_its_worker_ends_it(queue: TaskQueue) -> None:
     task = queue.submit(make_task("a")).task
     lease = claim_next(queue)
-    assert not lease.cancelled
+    assert not lease.renew()
     asked = queue.cancel(task.id)
     assert (asked.state, asked.cancel_requested) == ("learning", True)
-    assert lease.cancelled
     assert lease.renew()
     assert lease.progress(TaskProgress(phase="gate"), "evaluating")
     assert queue.cancel(task.id).state == "evaluating"
-    ended = lease.cancel()
+    ended = lease.hand_back()
     assert (ended.state, ended.cancel_requested, ended.reason) == (
         *("cancelled", False),
         "cancelled while it was being learned",
@@ -57,8 +56,8 @@ def test_a_request_to_cancel_is_withdrawn_by_asking_for_the_task_again(queue: Ta
         queue.submit(make_task("a"))
     else:
         queue.retry(task.id)
-    assert not lease.cancelled
-    assert lease.cancel().state == "queued"  # the worker had seen the request, but not that it was withdrawn
+    assert not lease.renew()
+    assert lease.hand_back().state == "queued"  # the worker had seen the request, but not that it was withdrawn
     assert claim_next(queue).task.id == task.id
 
 
@@ -77,7 +76,7 @@ def test_a_task_that_was_not_learned_can_be_retried(queue: TaskQueue, state: Tas
     again = queue.retry(ended.id)
     assert (again.state, again.attempts, again.reason, again.created) == ("queued", 0, None, ended.created)
     assert queue.retry(ended.id).state == "queued"
-    assert queue.dead() == []
+    assert queue.list_tasks(states=["failed"]) == []
     for task_id in (later.id, ended.id):  # it has lost its place
         lease = claim_next(queue)
         assert lease.task.id == task_id

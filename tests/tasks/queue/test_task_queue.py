@@ -77,7 +77,7 @@ def test_a_batch_that_was_not_learned_is_queued_anew(queue: TaskQueue, state: Ta
     assert again.fresh
     assert again.task.state == "queued"
     assert (again.task.attempts, again.task.reason, again.task.submitted_by) == (0, None, "bob")
-    assert queue.dead() == []
+    assert queue.list_tasks(states=["failed"]) == []
     assert claim_next(queue).task.attempts == 1
 
 
@@ -222,11 +222,11 @@ def test_only_the_last_that_ended_are_kept(client: redis.Redis) -> None:
         queue.get(ended[0].id)
 
 
-def test_the_dead_letters_are_bounded_too(client: redis.Redis) -> None:
+def test_the_failed_tasks_that_are_kept_are_bounded_too(client: redis.Redis) -> None:
     queue = TaskQueue(client, history=2)
     for n in range(4):
         make_ended_task(queue, "failed", n)
-    assert [letter.task_id for letter in queue.dead()] == [make_task(3).id, make_task(2).id]
+    assert [task.id for task in queue.list_tasks(states=["failed"])] == [make_task(3).id, make_task(2).id]
 
 
 @pytest.mark.parametrize("task_id", ["nothing", "", "*", "a b", "\udcff"])
@@ -243,7 +243,7 @@ def test_a_server_that_is_gone_is_an_unavailable_queue(tmp_path: Path) -> None:
     queue = TaskQueue(connect(f"unix://{tmp_path}/nothing.sock"))
     with pytest.raises(QueueUnavailable, match="check that Redis runs"):
         queue.get("a")
-    for call in (queue.counts, queue.dead, lambda: queue.claim("worker"), lambda: queue.submit(make_task("a"))):
+    for call in (queue.counts, queue.list_tasks, lambda: queue.claim("worker"), lambda: queue.submit(make_task("a"))):
         with pytest.raises(QueueUnavailable):
             call()
 
