@@ -113,10 +113,11 @@ def measure(settings: dict[str, str]) -> dict[str, Any]:
 
 def _teach(client: Client, folder: Path, names: Sequence[str]) -> str:
     from openworld.commands.teach import zipped
-    from tasks.batch.sources import load_batch
+    from tasks.batch.sources import open_batch
 
     write_images(folder, names, IMAGES)
-    return client.teach_zip(zipped(load_batch(folder))).id
+    with open_batch(folder) as batch:
+        return client.teach_zip(zipped(batch)).id
 
 
 def _ended(client: Client, task: str) -> bool:

@@ -72,10 +72,17 @@ class _Parent:
 
 
 def learn_batch(
-    root: Path, batch: LabelledBatch, settings: LearnerSettings, listener: Listener, patience: float | None = None
+    root: Path,
+    batch: LabelledBatch,
+    settings: LearnerSettings,
+    listener: Listener,
+    *,
+    images_stored: bool = False,
+    patience: float | None = None,
 ) -> Outcome:
     """Learn the batch as the next task of the data folder, and publish the version unless the gate rejects it.
 
+    `images_stored`: the image store of `root` holds the batch's images already; nothing is read from the batch.
     `patience` is for a worker whose task nobody else may learn: see `alone`.
     """
     store = VersionStore(root)
@@ -86,13 +93,13 @@ def learn_batch(
     if weights is not None and not weights.is_file():
         raise BackboneError(f"no weights file at {weights}: check OPENWORLD_BACKBONE_WEIGHTS")
     _check_memory(store, batch, settings)
-    _check_space(store, batch, settings)
+    _check_space(store, 0 if images_stored else batch.total_bytes, settings)
     undo = Undo(root)
     with alone(root, patience):
         if done := _already_learned(store, batch):  # by the one who held the lock before us
             return done
         try:
-            return _learn(store, batch, settings, listener, undo)
+            return _learn(store, batch, settings, listener, None if images_stored else undo)
         except Exception as error:
             # Not after Ctrl-C or a kill: then the images and the checkpoint are what the next call goes on from.
             if store.find_task(batch.task_id) is None:
@@ -105,14 +112,15 @@ def learn_batch(
 
 
 def _learn(
-    store: VersionStore, batch: LabelledBatch, settings: LearnerSettings, listener: Listener, undo: Undo
+    store: VersionStore, batch: LabelledBatch, settings: LearnerSettings, listener: Listener, undo: Undo | None
 ) -> Outcome:
     started = time.monotonic()
     set_up_torch(settings)
     backbone = open_backbone(store.root, settings.backbone, settings.backbone_weights, settings.adapted_blocks)
     images = ImageStore(store.root)
-    for image in batch.images:
-        undo.put(image.sha256, image.data)
+    if undo is not None:
+        for image in batch.images:
+            undo.put(image.sha256, batch.read(image.sha256))
     # Before the training, so that what cannot be exported is known at once and not after hours.
     graphs = _graphs(store, backbone)
     device = _device(settings)
@@ -170,9 +178,9 @@ def _check_memory(store: VersionStore, batch: LabelledBatch, settings: LearnerSe
     check_size(current.classes if current else [], batch.classes, settings.memory)
 
 
-def _check_space(store: VersionStore, batch: LabelledBatch, settings: LearnerSettings) -> None:
+def _check_space(store: VersionStore, image_bytes: int, settings: LearnerSettings) -> None:
     """Half a version on a full disk helps nobody: refuse while nothing has been written."""
-    needed = batch.total_bytes + WORKING_SPACE
+    needed = image_bytes + WORKING_SPACE
     current = store.current()
     if current is not None:
         needed += 2 * sum(entry.size for entry in store.manifest(current).files.values())

@@ -19,7 +19,7 @@ from models.versions.manifest import Manifest
 from models.versions.store import VersionStore
 from openworld import tables
 from openworld.progress import Display
-from tasks.batch.sources import load_batch
+from tasks.batch.sources import open_batch
 from trainer.learning.settings import LearnerSettings
 
 SUMMARY = "learn a folder of named images as the next task"
@@ -84,8 +84,11 @@ def run(arguments: argparse.Namespace) -> int:
     settings = read_settings(arguments)
     store = VersionStore(arguments.data)
     parent = store.current_manifest()
-    batch = load_batch(arguments.images, parent.classes if parent else [])
-    with Display() as display, warnings.catch_warnings():
+    with (
+        open_batch(arguments.images, parent.classes if parent else []) as batch,
+        Display() as display,
+        warnings.catch_warnings(),
+    ):
         warnings.filterwarnings("ignore", module=r"(torch|timm|onnx|onnxscript)(\.|$)")  # nobody here can act on them
         display.say(f"{tables.count(len(batch.images), 'image')} of {', '.join(batch.classes)}; loading PyTorch")
         # Here and not above: torch takes seconds to load, and nothing before this line needs it.

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from openworld import remote, tables
 from openworld.progress import Display
 from tasks.batch.check import LabelledBatch
-from tasks.batch.sources import load_batch
+from tasks.batch.sources import open_batch
 from trainer.learning.progress import Event
 
 if TYPE_CHECKING:
@@ -47,8 +47,8 @@ def run(arguments: argparse.Namespace) -> int:
     with remote.client(arguments) as client:
         known = [entry.name for entry in client.classes().classes if entry.state == "active"]
         # Checked here as well: what is wrong with a folder should not cost an upload.
-        batch = load_batch(arguments.images, known)
-        task = client.teach_zip(zipped(batch))
+        with open_batch(arguments.images, known) as batch:
+            task = client.teach_zip(zipped(batch))
         if not task.fresh:
             print(f"this batch was handed in before: it is task {task.id}", file=sys.stderr)
         if not arguments.no_wait:
@@ -82,7 +82,7 @@ def zipped(batch: LabelledBatch) -> bytes:
     with tempfile.TemporaryFile() as file:
         with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:  # pictures do not get smaller
             for image in batch.images:
-                archive.writestr(f"{image.label}/{image.sha256}", image.data)
+                archive.writestr(f"{image.label}/{image.sha256}", batch.read(image.sha256))
         file.seek(0)
         return file.read()
 

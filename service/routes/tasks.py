@@ -71,8 +71,10 @@ async def submit(
     queue = container.queue()
     manifest = await asyncio.to_thread(container.active_version.store.current_manifest)
     known = active_classes(manifest) if manifest else []
-    async with container.batches:
-        batch, ids = await read_batch(request, known, container.batch_limits, container.find_image)
+    async with (
+        container.batches,
+        read_batch(request, known, container.batch_limits, container.find_image) as (batch, ids),
+    ):
         if manifest and (problems := unusable(manifest, batch.classes)):
             raise BatchError(problems)
         await asyncio.to_thread(_store, container, batch)
@@ -93,7 +95,7 @@ def _store(container: Container, batch: LabelledBatch) -> None:
     """Before the task is queued: who accepts a task has its images."""
     images = ImageStore(container.settings.data)
     for image in batch.images:
-        images.put(image.data)
+        images.put(batch.read(image.sha256))
 
 
 @router.get("/tasks", summary="Tasks, newest first", responses=documented(401, 404, 422, 503))

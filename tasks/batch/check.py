@@ -1,83 +1,79 @@
-"""A labelled batch: images with the class that people gave them, checked as a whole before anything is learned.
+"""Check a labelled batch as a whole before anything is learned from it.
 
-Somebody who labelled a thousand images wants one list of what is wrong, not one complaint an upload. `BatchCheck`
-therefore never stops at a problem: it collects all of them and raises one `BatchError`, a line each with its remedy.
+`BatchCheck` does not stop at the first problem: it collects all of them and raises one `BatchError` with one line per
+problem. It reads each image once, to decode and hash it, and keeps no image bytes: `LabelledBatch.read` reads an
+image again from where it lies.
 """
 
 import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 
-from models.errors import ImageError, UnsupportedImage
+from models.errors import ImageError, StoreError, UnsupportedImage
 from models.files import sha256_bytes
 from models.images import read_image
-from tasks.batch.class_names import MAX_NAME, NAMED, canonical, confusion_problems, name_problems, shown
+from tasks.batch.class_names import MAX_LISTED, canonical, confusion_problems, name_problems, quoted
 from tasks.errors import BatchError
 
 
 @dataclass(frozen=True)
 class LabelledImage:
-    """One image of a batch; `origin` is where a person finds it again (a file name, an upload's name)."""
+    """One image of a batch; `origin` names its source in messages (a file, an upload, an id)."""
 
     sha256: str
     label: str
-    data: bytes
     origin: str
-
-    def __repr__(self) -> str:
-        return f"LabelledImage({self.label!r}, {self.origin!r}, {len(self.data)} bytes)"
 
 
 @dataclass(frozen=True)
 class LabelledBatch:
-    """Images that passed the check; `duplicates` counts copies within a class that were left out."""
+    """Images that passed the check, by hash; their bytes stay where they lie."""
 
     images: tuple[LabelledImage, ...]
-    duplicates: int = 0
+    read: Callable[[str], bytes] = field(repr=False, compare=False)  # sha256 -> the bytes, verified
+    duplicates: int = 0  # copies within a class, left out of `images`
+    total_bytes: int = 0
 
     @cached_property
-    def counts(self) -> dict[str, int]:
-        """Images a class, in the order of `classes`."""
-        return dict(sorted(Counter(image.label for image in self.images).items()))
+    def keys(self) -> dict[str, list[str]]:
+        """Class -> hashes of its images, sorted by class."""
+        keys: dict[str, list[str]] = {}
+        for image in sorted(self.images, key=lambda image: image.label):
+            keys.setdefault(image.label, []).append(image.sha256)
+        return keys
 
     @property
     def classes(self) -> tuple[str, ...]:
-        return tuple(self.counts)
+        return tuple(self.keys)
 
     @property
-    def keys(self) -> dict[str, list[str]]:
-        """Class -> the hashes of its images."""
-        return {name: [image.sha256 for image in self.images if image.label == name] for name in self.classes}
+    def counts(self) -> dict[str, int]:
+        """Images per class."""
+        return {name: len(keys) for name, keys in self.keys.items()}
 
     @property
     def task_id(self) -> str:
-        """The beginning of the hash: short enough for people."""
         return self.sha256[:16]
 
     @cached_property
     def sha256(self) -> str:
-        """The same for the same images under the same labels, wherever they come from and in whatever order."""
+        """Hash of all labels and images; the order and the source of the images do not change it."""
         pairs = sorted({(image.label, image.sha256) for image in self.images})
-        # A class name holds no control character, so the separators cannot be forged.
+        # Class names hold no control characters, so the separators cannot be forged.
         text = "".join(f"{label}\0{sha}\n" for label, sha in pairs)
         return hashlib.sha256(text.encode()).hexdigest()
-
-    @property
-    def total_bytes(self) -> int:
-        return sum(len(image.data) for image in self.images)
 
 
 @dataclass(frozen=True)
 class BatchLimits:
-    """What one batch may hold; a class that is already known needs one image only."""
+    """What one batch may hold. A known class needs only one image."""
 
     min_images_per_class: int = 2
     max_classes: int = 200
     max_images: int = 20_000
     max_bytes: int = 2 * 1024**3
-    max_name: int = MAX_NAME
 
 
 DEFAULT_LIMITS = BatchLimits()
@@ -88,144 +84,167 @@ def check_batch(
     known_classes: Collection[str] = (),
     limits: BatchLimits = DEFAULT_LIMITS,
 ) -> LabelledBatch:
-    """The batch of `(label, origin, data)` items, or one `BatchError` that lists every problem in it."""
+    """Check images that are in memory, given as `(label, origin, data)`."""
     check = BatchCheck(known_classes, limits)
     for label, origin, data in items:
-        check.add(label, origin, data)
+        check.add(label, origin, partial(bytes, data))
     return check.finish()
 
 
 class BatchCheck:
-    """Collects items and problems; `finish` returns the batch or raises them all."""
+    """Collects images and problems; `finish` returns the batch or raises all problems as one `BatchError`."""
 
     def __init__(self, known_classes: Collection[str] = (), limits: BatchLimits = DEFAULT_LIMITS) -> None:
         self._limits = limits
         self._known = {canonical(name) for name in known_classes}
-        self._spellings: dict[str, None] = {}  # as given; a dict because it keeps the order, a set does not
-        self._kept: dict[str, dict[str, LabelledImage]] = defaultdict(dict)  # sha256 -> label -> image
-        self._reasons: dict[str, str] = {}  # sha256 -> why it cannot be read
-        self._readable: Counter[str] = Counter()
-        self._unread: Counter[str] = Counter()
-        self._failed: Counter[str] = Counter()
-        self._images = self._bytes = self._duplicates = 0
+        self._labels: dict[str, None] = {}  # as given, in order
+        self._accepted: dict[str, dict[str, LabelledImage]] = defaultdict(dict)  # sha256 -> class -> image
+        self._sources: dict[str, tuple[str, Callable[[], bytes]]] = {}  # sha256 -> origin, reader
+        self._invalid: dict[str, str] = {}  # sha256 -> why the image cannot be decoded
+        self._usable: Counter[str] = Counter()  # images per class, skipped ones included
+        self._unreadable: Counter[str] = Counter()
+        self._images = self._bytes = self._accepted_bytes = self._duplicates = 0
         self._problems: list[str] = []
-        self._unreadable: list[str] = []
+        self._read_problems: list[str] = []
 
     def problem(self, line: str) -> None:
-        """A problem that was found elsewhere, to be raised with the others."""
+        """Add a problem that the caller found."""
         self._problems.append(line)
 
     def declare(self, label: str) -> None:
-        """There is a class of this name, even when no image of it follows."""
-        self._spellings[label] = None
-
-    def unreadable(self, label: str, origin: str, reason: str) -> None:
-        """An image that is there but could not be read."""
-        self.declare(label)
-        self._images += 1
-        self._fail(label, origin, reason)
+        """Add a class; without images it is reported as empty."""
+        self._labels[label] = None
 
     def skip(self, label: str, size: int) -> None:
-        """An image that counts towards the limits but is not looked at."""
+        """Count an image towards the limits without reading it."""
         self.declare(label)
         self._images += 1
         self._bytes += size
-        self._unread[canonical(label)] += 1
+        self._usable[canonical(label)] += 1
 
-    def add(self, label: str, origin: str, data: bytes) -> None:
-        """One item; it is decoded, because a file that only looks like an image would fail hours later."""
-        if self._images >= self._limits.max_images or self._bytes + len(data) > self._limits.max_bytes:
-            # Refused already: count on for the message, but spend neither memory nor time on the rest.
-            self.skip(label, len(data))
-            return
+    def add(self, label: str, origin: str, read: Callable[[], bytes]) -> None:
+        """Read, decode and hash one image. `read` is kept and called again by `LabelledBatch.read`.
+
+        OSError and StoreError from `read` become problems of the batch; other exceptions pass.
+        """
         self.declare(label)
+        try:
+            data = read()
+        except (OSError, StoreError) as error:
+            self._images += 1
+            self._reject(label, origin, reason_of(error))
+            return
+        if self._images >= self._limits.max_images or self._bytes + len(data) > self._limits.max_bytes:
+            self.skip(label, len(data))  # refused already: count for the message, do not decode
+            return
         self._images += 1
         self._bytes += len(data)
-        sha = sha256_bytes(data)
-        name = canonical(label)
-        if name in self._kept.get(sha, ()):
+        sha, name = sha256_bytes(data), canonical(label)
+        if name in self._accepted.get(sha, ()):
             self._duplicates += 1
             return
-        if sha not in self._kept and sha not in self._reasons and (reason := _unreadable_because(data)):
-            self._reasons[sha] = reason
-        if sha in self._reasons:
-            self._fail(label, origin, self._reasons[sha])
+        if sha not in self._accepted and sha not in self._invalid and (reason := _undecodable_because(data)):
+            self._invalid[sha] = reason
+        if sha in self._invalid:
+            self._reject(label, origin, self._invalid[sha])
             return
-        self._kept[sha][name] = LabelledImage(sha, name, data, origin)
-        self._readable[name] += 1
+        self._accepted[sha][name] = LabelledImage(sha, name, origin)
+        self._sources[sha] = origin, read
+        self._accepted_bytes += len(data)
+        self._usable[name] += 1
 
     def finish(self) -> LabelledBatch:
         problems = [
             *self._problems,
             *shortened(self._name_problems(), "class names with problems: choose plain, different names"),
             *shortened(self._count_problems(), "classes with too few images: add images or remove the classes"),
-            *shortened(self._unreadable, "files that cannot be read: replace or remove them"),
+            *shortened(self._read_problems, "files that cannot be read: replace or remove them"),
             *shortened(self._conflicts(), "images in more than one class: keep each in one class"),
             *self._limit_problems(),
         ]
-        if not problems and not self._spellings:
+        if not problems and not self._labels:
             problems = ["the batch is empty: give at least one class with its images"]
         if problems:
             raise BatchError(problems)
-        images = [image for labels in self._kept.values() for image in labels.values()]
-        # In one order, so that the same batch trains the same whatever order it arrived in.
+        images = [image for labels in self._accepted.values() for image in labels.values()]
+        # Sorted, so that the order of arrival does not change the training.
         images.sort(key=lambda image: (image.label, image.sha256))
-        return LabelledBatch(tuple(images), self._duplicates)
+        return LabelledBatch(tuple(images), self._read_again, self._duplicates, self._accepted_bytes)
 
-    def _fail(self, label: str, origin: str, reason: str) -> None:
-        self._failed[canonical(label)] += 1
-        self._unreadable.append(f"{shown(origin)} cannot be read ({' '.join(reason.split())}): replace or remove it")
+    def _read_again(self, sha256: str) -> bytes:
+        origin, read = self._sources[sha256]
+        remedy = "leave the batch unchanged while it is read, and submit it again"
+        try:
+            data = read()
+        except (OSError, StoreError, LookupError) as error:
+            raise BatchError(
+                [f"{quoted(origin)} cannot be read a second time ({reason_of(error)}): {remedy}"]
+            ) from error
+        if sha256_bytes(data) != sha256:
+            raise BatchError([f"{quoted(origin)} changed while the batch was read: {remedy}"])
+        return data
+
+    def _reject(self, label: str, origin: str, reason: str) -> None:
+        self._unreadable[canonical(label)] += 1
+        line = f"{quoted(origin)} cannot be read ({' '.join(reason.split())}): replace or remove it"
+        self._read_problems.append(line)
 
     def _name_problems(self) -> list[str]:
-        problems = [line for label in self._spellings for line in name_problems(label, self._limits.max_name)]
-        return [*problems, *confusion_problems(self._spellings, self._known)]
+        problems = [line for label in self._labels for line in name_problems(label)]
+        return [*problems, *confusion_problems(self._labels, self._known)]
 
     def _count_problems(self) -> list[str]:
         problems = []
-        for name in dict.fromkeys(canonical(label) for label in self._spellings):
+        for name in dict.fromkeys(canonical(label) for label in self._labels):
             least = 1 if name in self._known else self._limits.min_images_per_class
-            usable = self._readable[name] + self._unread[name]
+            usable = self._usable[name]
             if usable >= least:
                 continue
             remedy = f"add images until it has {least}, or remove the class"
             if usable:
                 only = "1 image only" if usable == 1 else f"{usable} images only"
-                problems.append(f"class {shown(name)} has {only}, copies and unreadable files not counted: {remedy}")
-            elif self._failed[name]:
-                problems.append(f"class {shown(name)} has no image that can be read: {remedy}")
+                problems.append(f"class {quoted(name)} has {only}, copies and unreadable files not counted: {remedy}")
+            elif self._unreadable[name]:
+                problems.append(f"class {quoted(name)} has no image that can be read: {remedy}")
             else:
-                problems.append(f"class {shown(name)} is empty: {remedy}")
+                problems.append(f"class {quoted(name)} is empty: {remedy}")
         return problems
 
     def _conflicts(self) -> list[str]:
         problems = []
-        for labels in self._kept.values():
+        for labels in self._accepted.values():
             if len(labels) > 1:
                 places = " and ".join(
-                    f"{shown(i.origin)} (class {shown(i.label)})" for i in list(labels.values())[:NAMED]
+                    f"{quoted(i.origin)} (class {quoted(i.label)})" for i in list(labels.values())[:MAX_LISTED]
                 )
                 problems.append(f"the same image is in {len(labels)} classes, {places}: keep it in one of them")
         return problems
 
     def _limit_problems(self) -> list[str]:
-        limits, classes = self._limits, len(self._spellings)
-        remedy = "split the batch"
-        problems = []
-        if classes > limits.max_classes:
-            problems.append(f"{classes} classes are more than the limit of {limits.max_classes}: {remedy}")
-        if self._images > limits.max_images:
-            problems.append(f"{self._images} images are more than the limit of {limits.max_images}: {remedy}")
-        if self._bytes > limits.max_bytes:
-            problems.append(f"{self._bytes} bytes are more than the limit of {limits.max_bytes}: {remedy}")
-        return problems
+        counts = (
+            (len(self._labels), "classes", self._limits.max_classes),
+            (self._images, "images", self._limits.max_images),
+            (self._bytes, "bytes", self._limits.max_bytes),
+        )
+        return [
+            f"{count} {what} are more than the limit of {limit}: split the batch"
+            for count, what, limit in counts
+            if count > limit
+        ]
 
 
 def shortened(lines: list[str], rest: str) -> list[str]:
     """The first lines, then how many more there are."""
-    return lines if len(lines) <= NAMED else [*lines[:NAMED], f"and {len(lines) - NAMED} more {rest}"]
+    return lines if len(lines) <= MAX_LISTED else [*lines[:MAX_LISTED], f"and {len(lines) - MAX_LISTED} more {rest}"]
 
 
-def _unreadable_because(data: bytes) -> str | None:
+def reason_of(error: Exception) -> str:
+    """The error's text on one line."""
+    text = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
+    return " ".join(text.split())
+
+
+def _undecodable_because(data: bytes) -> str | None:
     try:
         read_image(data)
     except UnsupportedImage:

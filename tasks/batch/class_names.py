@@ -1,67 +1,66 @@
-"""Class names: which labels mean the same class, which ones people would confuse, and which are no names at all."""
+"""Class names: which labels mean the same class, which are easily confused, and which are invalid."""
 
 import re
 import unicodedata
 from collections import defaultdict
 from collections.abc import Collection, Iterable
 
-MAX_NAME = 64
-# So many of a kind are named; ten show the pattern, ten thousand hide it.
-NAMED = 10
+MAX_LENGTH = 64
+MAX_LISTED = 10  # problems of one kind that a message lists before it only counts them
 
-RESERVED = "ood"  # every head's last output
+RESERVED = "ood"  # the last output of every head
 # Control characters, lone surrogates (a file name that is not UTF-8), line and paragraph separators.
 _REFUSED_CATEGORIES = {"Cc", "Cs", "Zl", "Zp"}
-# They reorder the text around them, so that a name reads as another one.
+# Bidirectional controls reorder the text around them, so that a name reads as another one.
 _REFUSED_CHARACTERS = set("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
 
 def canonical(label: str) -> str:
-    """The class that a label means: macOS hands out decomposed file names, and a space at the end is never seen."""
+    """The class name of a label: NFC (macOS decomposes file names), without surrounding spaces."""
     return unicodedata.normalize("NFC", label).strip()
 
 
 def confusable_key(label: str) -> str:
-    """Equal for names that people take for one another: case, spaces, invisible characters, Unicode form."""
-    seen = "".join(c for c in unicodedata.normalize("NFKC", label) if unicodedata.category(c) != "Cf")
-    return unicodedata.normalize("NFKC", " ".join(seen.split()).casefold())
+    """Equal for names that differ only in case, spaces, invisible characters or Unicode form."""
+    visible = "".join(c for c in unicodedata.normalize("NFKC", label) if unicodedata.category(c) != "Cf")
+    return unicodedata.normalize("NFKC", " ".join(visible.split()).casefold())
 
 
-def name_problems(label: str, max_name: int = MAX_NAME) -> list[str]:
-    """What keeps a label from being a class name, a line a problem."""
+def name_problems(label: str) -> list[str]:
+    """Why a label is not a valid class name, one line per problem."""
     name = canonical(label)
     if not confusable_key(label):
-        return [f"class name {shown(label)} is blank: give the class a name"]
+        return [f"class name {quoted(label)} is blank: give the class a name"]
     problems = []
     if name.startswith(".") or "/" in name or "\\" in name or re.match(r"[A-Za-z]:", name):
         problems.append("is a path or starts with a dot: use a plain name with no slash, drive or leading dot")
     if any(unicodedata.category(c) in _REFUSED_CATEGORIES or c in _REFUSED_CHARACTERS for c in label):
         problems.append("holds control characters or is not valid text: remove them")
     if confusable_key(label) == RESERVED:
-        problems.append("is reserved for what is not known: choose another name")
-    if len(name) > max_name:
-        problems.append(f"has {len(name)} characters, more than {max_name}: shorten it")
-    return [f"class name {shown(label)} {problem}" for problem in problems]
+        problems.append("is reserved for unknown images: choose another name")
+    if len(name) > MAX_LENGTH:
+        problems.append(f"has {len(name)} characters, more than {MAX_LENGTH}: shorten it")
+    return [f"class name {quoted(label)} {problem}" for problem in problems]
 
 
 def confusion_problems(labels: Iterable[str], known_classes: Collection[str]) -> list[str]:
-    """Labels that people take for a known class or for one another, a line a problem; `known_classes` are canonical."""
+    """Labels that are easily confused with a known class or with each other; `known_classes` are canonical."""
     problems = []
     known = {confusable_key(name): name for name in known_classes}
-    alike: dict[str, list[str]] = defaultdict(list)
+    by_key: dict[str, list[str]] = defaultdict(list)
     for label in labels:
         key = confusable_key(label)
-        alike[key].append(label)
+        by_key[key].append(label)
         if key in known and canonical(label) not in known_classes:
             problems.append(
-                f"class {shown(label)} differs from the known class {shown(known[key])} only in case, spaces or "
+                f"class {quoted(label)} differs from the known class {quoted(known[key])} only in case, spaces or "
                 "Unicode form: write it the same way, or choose a clearly different name"
             )
-    for same in alike.values():
-        if len(same) > 1:
-            # Two Unicode forms of one name look the same on a screen: spell the code points out.
-            same_look = len({canonical(label) for label in same}) == 1
-            names = " and ".join(ascii(label) if same_look else shown(label) for label in same[:NAMED])
+    for confusable in by_key.values():
+        if len(confusable) > 1:
+            # Two Unicode forms of one name look the same on a screen: write the code points.
+            look_same = len({canonical(label) for label in confusable}) == 1
+            names = " and ".join(ascii(label) if look_same else quoted(label) for label in confusable[:MAX_LISTED])
             problems.append(
                 f"classes {names} differ only in case, spaces or Unicode form: put their images in one class, "
                 "or choose clearly different names"
@@ -69,6 +68,6 @@ def confusion_problems(labels: Iterable[str], known_classes: Collection[str]) ->
     return problems
 
 
-def shown(text: str, longest: int = 120) -> str:
-    """A name for a message: quoted, on one line whatever it holds, and cut when somebody sent a novel."""
-    return repr(text if len(text) <= longest else text[: longest - 1] + "…")
+def quoted(text: str, max_length: int = 120) -> str:
+    """A name for a message: quoted, escaped to one line, and cut to `max_length`."""
+    return repr(text if len(text) <= max_length else text[: max_length - 1] + "…")

@@ -1,7 +1,7 @@
-"""Where a batch comes from: a folder with a sub-folder a class, or a zip of one.
+"""Open the batch in a folder with one sub-folder per class, or in a zip of such a folder.
 
-A source is listed first and read afterwards, so that a zip bomb or a batch over the limits is refused by its table of
-contents. Nothing is ever unpacked to disk: a member's name is only ever a label and a text in a message.
+A source is listed before it is read: a zip bomb or a batch over the limits is refused by its table of contents.
+Nothing is unpacked to disk; the name of a zip member is only used as a label and in messages.
 """
 
 import os
@@ -10,198 +10,169 @@ import stat
 import struct
 import zipfile
 import zlib
-from collections.abc import Collection, Iterator
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import Self
+from typing import NamedTuple
 
-from tasks.batch.check import DEFAULT_LIMITS, BatchCheck, BatchLimits, LabelledBatch, shortened
-from tasks.batch.class_names import shown
+from tasks.batch.check import DEFAULT_LIMITS, BatchCheck, BatchLimits, LabelledBatch, reason_of, shortened
+from tasks.batch.class_names import quoted
 from tasks.errors import BatchError
 
-LAYOUT = "give a folder with a sub-folder a class (cat/1.jpg, dog/2.jpg), or a zip of it"
+LAYOUT = "give a folder with one sub-folder per class (cat/1.jpg, dog/2.jpg), or a zip of it"
 
-# Images hardly compress, so a member that shrank a hundredfold is not one; small flat drawings may, and do no harm.
-MAX_RATIO = 100
-RATIO_MATTERS_FROM = 1024**2
-# macOS adds a twin to every file, and folders are members too.
-MEMBERS_PER_IMAGE = 4
+# Images hardly compress: a large member that shrinks a hundredfold is refused. Small flat drawings may compress so far.
+MAX_COMPRESSION = 100
+COMPRESSION_CHECKED_FROM = 1024**2  # bytes
+MEMBERS_PER_IMAGE = 4  # folders are members too, and macOS adds a twin to every file
 
 _CLUTTER = {"__macosx", "thumbs.db", "desktop.ini"}
-# The other methods let a small member expand without bound while it is read.
-_METHODS = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}
+_METHODS = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}  # other methods let a small member expand without bound
 _UTF8_NAME = 0x800
 _ENCRYPTED = 0x1
 _ZIP_ERRORS = (zipfile.BadZipFile, OSError, EOFError, ValueError, RuntimeError, zlib.error, struct.error, OverflowError)
 
 
 @dataclass(frozen=True)
-class Member:
-    """A file or a folder of a source, by its path inside it; a file with no `handle` must not be read."""
+class _Member:
+    """A file or a folder of a source, by its path inside it; a file without `read` is refused."""
 
     parts: tuple[str, ...]
     is_folder: bool
     size: int = 0
-    handle: Path | zipfile.ZipInfo | None = None
+    read: Callable[[], bytes] | None = None
 
     @property
     def origin(self) -> str:
         return "/".join(self.parts)
 
 
-@dataclass
-class Source:
-    """A listed source: its classes (also the empty ones), its image files and the problems of its layout.
+class _Listing(NamedTuple):
+    """The image files of a source, its classes (empty ones included) and the problems of its layout."""
 
-    Iterating reads the files, one at a time: `(label, origin, data)`; a file that fails raises `OSError`.
+    files: list[_Member]
+    classes: list[str]
+    problems: list[str]
+
+
+@contextmanager
+def open_batch(
+    path: Path, known_classes: Collection[str] = (), limits: BatchLimits = DEFAULT_LIMITS, name: str = ""
+) -> Iterator[LabelledBatch]:
+    """Check the batch in a folder or a zip; `BatchError` lists all problems of its layout and its content.
+
+    The batch reads its images from the source: use `batch.read` inside the context only. `name` replaces the path in
+    messages.
     """
-
-    members: list[Member] = field(default_factory=list)
-    classes: list[str] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
-    archive: zipfile.ZipFile | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if self.archive is not None:
-            self.archive.close()
-
-    def __iter__(self) -> Iterator[tuple[str, str, bytes]]:
-        for member in self.members:
-            if member.handle is not None:
-                yield member.parts[-2], member.origin, self.read(member)
-
-    def read(self, member: Member) -> bytes:
-        if isinstance(member.handle, Path):
-            return member.handle.read_bytes()
-        if self.archive is None or member.handle is None:
-            raise OSError("refused")
-        try:
-            return self.archive.read(member.handle)
-        except _ZIP_ERRORS as error:
-            raise OSError(f"damaged inside the zip: {error}") from error
-
-
-def load_batch(path: Path, known_classes: Collection[str] = (), limits: BatchLimits = DEFAULT_LIMITS) -> LabelledBatch:
-    """The checked batch of a folder or a zip, or one `BatchError` with the problems of both layout and content."""
     check = BatchCheck(known_classes, limits)
-    with read_source(path, limits) as source:
-        for line in source.problems:
+    with ExitStack() as stack:
+        listing = _list_source(path, name or quoted(str(path)), limits, stack)
+        for line in listing.problems:
             check.problem(line)
-        for label in source.classes:
+        for label in listing.classes:
             check.declare(label)
-        size = sum(member.size for member in source.members)
-        too_much = len(source.members) > limits.max_images or size > limits.max_bytes
-        for member in source.members:
-            label = member.parts[-2]
-            if too_much or member.handle is None:
-                check.skip(label, member.size)
-                continue
-            try:
-                data = source.read(member)
-            except OSError as error:
-                check.unreadable(label, member.origin, _reason(error))
+        total = sum(file.size for file in listing.files)
+        over_limits = len(listing.files) > limits.max_images or total > limits.max_bytes
+        for file in listing.files:
+            if over_limits or file.read is None:
+                check.skip(file.parts[-2], file.size)
             else:
-                check.add(label, member.origin, data)
-    return check.finish()
+                check.add(file.parts[-2], file.origin, file.read)
+        yield check.finish()
 
 
-def read_source(path: Path, limits: BatchLimits = DEFAULT_LIMITS) -> Source:
-    """List a folder or a zip (close it, or use `with`); `BatchError` when the path is neither."""
-    name = shown(str(path))
+def _list_source(path: Path, name: str, limits: BatchLimits, stack: ExitStack) -> _Listing:
+    """`stack` closes what the listed files are read from."""
     try:
         if path.is_dir():
-            return _list_folder(path)
+            return _list_folder(path, name)
         if not path.exists():
             raise BatchError([f"{name} does not exist: {LAYOUT}"])
         if not path.is_file():
             raise BatchError([f"{name} is neither a folder nor a file: {LAYOUT}"])
         if zipfile.is_zipfile(path):
-            return _list_zip(path, limits)
+            return _list_zip(path, name, limits, stack)
     except (OSError, ValueError) as error:
-        raise BatchError([f"{name} cannot be opened ({_reason(error)}): check the path and its rights"]) from error
+        raise BatchError([f"{name} cannot be opened ({reason_of(error)}): check the path and its rights"]) from error
     if path.suffix.lower() == ".zip":
-        raise BatchError([f"{name} is a broken zip, or none at all: zip the folder again and copy it whole"])
+        raise BatchError([f"{name} is a broken zip, or not a zip: zip the folder again and copy the whole file"])
     raise BatchError([f"{name} is a file, but not a zip: {LAYOUT}"])
 
 
-def _list_folder(root: Path) -> Source:
-    """Two levels, never deeper: links are followed, and still no cycle of them can hold us."""
-    members: list[Member] = []
+def _list_folder(root: Path, name: str) -> _Listing:
+    """List two levels only: links are followed, and a cycle of links cannot recurse."""
+    members: list[_Member] = []
     broken: list[str] = []
 
     def visit(folder: Path, above: tuple[str, ...]) -> None:
-        for name in sorted(os.listdir(folder)):
-            if _is_clutter(name):
+        for entry in sorted(os.listdir(folder)):
+            if _is_clutter(entry):
                 continue
-            path, parts = folder / name, (*above, name)
+            path, parts = folder / entry, (*above, entry)
             try:
                 status = path.stat()
                 if stat.S_ISDIR(status.st_mode):
                     if not above:
                         visit(path, parts)
-                    members.append(Member(parts, is_folder=True))
+                    members.append(_Member(parts, is_folder=True))
                 elif stat.S_ISREG(status.st_mode):
-                    members.append(Member(parts, is_folder=False, size=status.st_size, handle=path))
+                    members.append(_Member(parts, is_folder=False, size=status.st_size, read=path.read_bytes))
                 else:
-                    broken.append(f"{shown('/'.join(parts))} is neither a file nor a folder: remove it")
+                    broken.append(f"{quoted('/'.join(parts))} is neither a file nor a folder: remove it")
             except OSError as error:
-                remedy = "mend the link or its rights, or remove it"
-                broken.append(f"{shown('/'.join(parts))} cannot be opened ({_reason(error)}): {remedy}")
+                remedy = "repair the link or its rights, or remove it"
+                broken.append(f"{quoted('/'.join(parts))} cannot be opened ({reason_of(error)}): {remedy}")
 
     visit(root, ())
-    return _arrange(members, shown(str(root)), shortened(broken, "entries that cannot be opened: mend or remove them"))
+    return _arrange(members, name, shortened(broken, "entries that cannot be opened: repair or remove them"))
 
 
-def _list_zip(path: Path, limits: BatchLimits) -> Source:
-    name = shown(str(path))
+def _list_zip(path: Path, name: str, limits: BatchLimits, stack: ExitStack) -> _Listing:
     try:
-        archive = zipfile.ZipFile(path)
+        archive = stack.enter_context(zipfile.ZipFile(path))
     except _ZIP_ERRORS as error:
         raise BatchError(
-            [f"{name} is a broken zip ({_reason(error)}): zip the folder again and copy it whole"]
+            [f"{name} is a broken zip ({reason_of(error)}): zip the folder again and copy the whole file"]
         ) from error
+    infos = archive.infolist()
+    max_members = MEMBERS_PER_IMAGE * limits.max_images
+    if len(infos) > max_members:
+        raise BatchError([f"{name} has {len(infos)} members, more than {max_members}: split the batch"])
+    members: list[_Member] = []
+    problems: list[str] = []
+    for info in infos:
+        text = _member_name(info)
+        parts = tuple(part for part in text.split("/") if part not in ("", "."))
+        if text.startswith("/") or re.match(r"[A-Za-z]:", text) or ".." in parts or "\0" in text:
+            problems.append(f"{quoted(text)} is a path out of the zip: zip the folder again, with plain names")
+        elif parts and not any(_is_clutter(part) for part in parts):
+            if text.endswith("/"):
+                members.append(_Member(parts, is_folder=True))
+                continue
+            refusal = _refusal(info)
+            if refusal:
+                problems.append(f"{quoted(text)} {refusal}")
+            read = None if refusal else partial(_read_member, archive, info)
+            members.append(_Member(parts, False, info.file_size, read))
+    problems = shortened(problems, "members that are refused: zip the folder again, images only and no password")
+    total, packed = sum(member.size for member in members), path.stat().st_size
+    if total > COMPRESSION_CHECKED_FROM and total > MAX_COMPRESSION * packed:
+        problems.append(f"{name} would grow from {packed} to {total} bytes: it is not a zip of images, zip them again")
+        members = [replace(member, read=None) for member in members]
+    return _arrange(_without_top_folder(members), name, problems)
+
+
+def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
     try:
-        infos = archive.infolist()
-        most = MEMBERS_PER_IMAGE * limits.max_images
-        if len(infos) > most:
-            raise BatchError([f"{name} has {len(infos)} members, more than {most}: split the batch"])
-        members: list[Member] = []
-        problems: list[str] = []
-        for info in infos:
-            text = _member_name(info)
-            parts = tuple(part for part in text.split("/") if part not in ("", "."))
-            if text.startswith("/") or re.match(r"[A-Za-z]:", text) or ".." in parts or "\0" in text:
-                problems.append(f"{shown(text)} is a path out of the zip: zip the folder again, with plain names")
-            elif parts and not any(_is_clutter(part) for part in parts):
-                if text.endswith("/"):
-                    members.append(Member(parts, is_folder=True))
-                    continue
-                refusal = _refusal(info)
-                if refusal:
-                    problems.append(f"{shown(text)} {refusal}")
-                members.append(Member(parts, False, info.file_size, None if refusal else info))
-        problems = shortened(problems, "members that are refused: zip the folder again, images only and no password")
-        total, packed = sum(member.size for member in members), path.stat().st_size
-        if total > RATIO_MATTERS_FROM and total > MAX_RATIO * packed:
-            problems.append(
-                f"{name} would grow from {packed} to {total} bytes: that is no zip of images, zip them again"
-            )
-            members = [Member(member.parts, member.is_folder, member.size) for member in members]
-        source = _arrange(_without_top_folder(members), name, problems)
-        source.archive = archive
-    except BaseException:
-        archive.close()
-        raise
-    return source
+        return archive.read(info)
+    except _ZIP_ERRORS as error:
+        raise OSError(f"damaged inside the zip: {error}") from error
 
 
 def _member_name(info: zipfile.ZipInfo) -> str:
-    """The name as it was meant: Finder writes UTF-8 and does not say so, some Windows tools write backslashes."""
+    """The member's name, decoded: Finder writes UTF-8 without the flag, some Windows tools write backslashes."""
     name = info.orig_filename
     if not info.flag_bits & _UTF8_NAME:
         with suppress(UnicodeError):
@@ -217,58 +188,51 @@ def _refusal(info: zipfile.ZipInfo) -> str | None:
         return "is encrypted: zip the folder again without a password"
     if info.compress_type not in _METHODS:
         return "is compressed by an unusual method: zip the folder again with the ordinary one (deflate)"
-    if info.file_size > RATIO_MATTERS_FROM and info.file_size > MAX_RATIO * max(info.compress_size, 1):
-        return f"would grow from {info.compress_size} to {info.file_size} bytes: that is no image, remove it"
+    if info.file_size > COMPRESSION_CHECKED_FROM and info.file_size > MAX_COMPRESSION * max(info.compress_size, 1):
+        return f"would grow from {info.compress_size} to {info.file_size} bytes: it is not an image, remove it"
     return None
 
 
-def _without_top_folder(members: list[Member]) -> list[Member]:
-    """Zipping a folder puts the folder itself inside; a lone class that holds files only is not such a folder."""
-    inside = any(len(member.parts) > 2 or (member.is_folder and len(member.parts) == 2) for member in members)
-    if len({member.parts[0] for member in members}) != 1 or not inside:
+def _without_top_folder(members: list[_Member]) -> list[_Member]:
+    """Drop the folder that a zipping tool puts around the class folders; a single class with files only is kept."""
+    has_classes_inside = any(
+        len(member.parts) > 2 or (member.is_folder and len(member.parts) == 2) for member in members
+    )
+    if len({member.parts[0] for member in members}) != 1 or not has_classes_inside:
         return members
-    return [
-        Member(member.parts[1:], member.is_folder, member.size, member.handle)
-        for member in members
-        if len(member.parts) > 1
-    ]
+    return [replace(member, parts=member.parts[1:]) for member in members if len(member.parts) > 1]
 
 
-def _arrange(members: list[Member], name: str, problems: list[str]) -> Source:
-    """Sort members into classes and their files; what fits nowhere is a problem."""
+def _arrange(members: list[_Member], name: str, problems: list[str]) -> _Listing:
+    """Sort members into classes and their files; a member that fits neither is a problem."""
     classes: dict[str, None] = {}
     nested: dict[tuple[str, ...], None] = {}
-    loose: list[Member] = []
-    files: list[Member] = []
+    outside: list[str] = []
+    files: list[_Member] = []
     for member in members:
         depth = len(member.parts)
         if depth == 1 and not member.is_folder:
-            loose.append(member)
+            remedy = "move it into the folder of its class, or remove it"
+            outside.append(f"{quoted(member.origin)} lies outside every class folder: {remedy}")
             continue
         classes[member.parts[0]] = None
         if depth > 2 or (depth == 2 and member.is_folder):
             nested[member.parts[:2]] = None
         elif depth == 2:
             files.append(member)
-    outside = "lies outside every class folder: move it into the folder of its class, or remove it"
     inside = "is a folder inside a class: move its images up, or give {} itself if its sub-folders are the classes"
-    found = [
+    problems = [
         *problems,
+        *shortened(outside, "files outside every class folder: move them"),
         *shortened(
-            [f"{shown(file.origin)} {outside}" for file in loose], "files outside every class folder: move them"
+            [f"{quoted('/'.join(at))} {inside.format(quoted(at[0]))}" for at in nested], "folders inside a class"
         ),
-        *shortened([f"{shown('/'.join(at))} {inside.format(shown(at[0]))}" for at in nested], "folders inside a class"),
     ]
     if not classes:
-        found.append(f"{name} has no sub-folders: {LAYOUT}")
-    return Source(files, list(classes), found)
+        problems.append(f"{name} has no sub-folders: {LAYOUT}")
+    return _Listing(files, list(classes), problems)
 
 
 def _is_clutter(name: str) -> bool:
-    """What the desktop leaves behind; nobody put it there on purpose."""
+    """Whether a desktop created the entry by itself."""
     return name.startswith(".") or name.lower() in _CLUTTER
-
-
-def _reason(error: Exception) -> str:
-    text = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
-    return " ".join(text.split())

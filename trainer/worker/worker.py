@@ -125,7 +125,7 @@ class Worker:
         try:
             batch = self._batch(lease.task)
             patience = 0.0 if lease.delivery > 1 else self._queue.lease_seconds
-            outcome = learn_batch(self._root, batch, self._settings, watch.heard, patience=patience)
+            outcome = learn_batch(self._root, batch, self._settings, watch.heard, images_stored=True, patience=patience)
         except BatchError as error:
             problems = "; ".join(error.problems)
             return self._failed(lease, problems, retry=False)
@@ -174,13 +174,12 @@ class Worker:
                     return None  # who takes it over finds the version, or the checkpoint
 
     def _batch(self, task: Task) -> LabelledBatch:
-        images = ImageStore(self._root)
-        found = tuple(
-            LabelledImage(sha, name, images.read(sha), f"image {sha[:12]}")
+        images = tuple(
+            LabelledImage(sha, name, f"image {sha[:12]}")
             for name, keys in sorted(task.classes.items())
             for sha in sorted(keys)
         )
-        batch = LabelledBatch(found, task.duplicates)
+        batch = LabelledBatch(images, ImageStore(self._root).read, task.duplicates)
         if batch.sha256 != task.batch_sha256:
             raise StoreError(f"the images of task {task.id} are not those that were submitted: submit the batch again")
         return batch

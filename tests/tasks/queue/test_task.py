@@ -6,8 +6,8 @@ from tasks.queue.task import CURVE, Task, TaskProgress
 
 def test_a_task_is_made_of_a_checked_batch() -> None:
     shas = ["1" * 64, "2" * 64, "3" * 64]
-    images = [LabelledImage(sha, label, b"", "") for sha, label in zip(shas, ["cat", "cat", "dog"], strict=True)]
-    batch = LabelledBatch(tuple(images), duplicates=1)
+    images = [LabelledImage(sha, label, "") for sha, label in zip(shas, ["cat", "cat", "dog"], strict=True)]
+    batch = LabelledBatch(tuple(images), read=lambda sha256: b"", duplicates=1)
     task = Task.of(batch, "ann")
     assert (task.id, task.batch_sha256, task.state) == (batch.task_id, batch.sha256, "queued")
     assert task.classes == {"cat": shas[:2], "dog": shas[2:]}

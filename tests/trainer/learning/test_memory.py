@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.batch.class_names import NAMED
+from tasks.batch.class_names import MAX_LISTED
 from tasks.errors import BatchError
 from tests.support.tiny_model import TinyImages, class_tasks, learn_tasks, silent_progress, tiny_learner
 from trainer.learning.checkpoint import Checkpoint
@@ -200,8 +200,10 @@ def test_a_whole_class_learned_under_another_label_is_a_short_list() -> None:
     learned = Samples(seen={"cat": tuple(f"c{i}" for i in range(500))})
     with pytest.raises(BatchError) as caught:
         unseen({"cow": list(learned.seen["cat"])}, learned)
-    assert len(caught.value.problems) == NAMED + 1
-    assert caught.value.problems[-1].startswith(f"and {500 - NAMED} more images that were learned under another label")
+    assert len(caught.value.problems) == MAX_LISTED + 1
+    assert caught.value.problems[-1].startswith(
+        f"and {500 - MAX_LISTED} more images that were learned under another label"
+    )
 
 
 def test_what_was_seen_grows_class_by_class() -> None:
