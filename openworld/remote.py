@@ -35,15 +35,18 @@ def client(arguments: argparse.Namespace, timeout: float = 30.0) -> Iterator[Cli
     """The key comes from the environment alone: a command line can be read by everybody on the machine."""
     try:
         # Here and not above: the server and the trainer need no client.
-        from service.client import Client
+        from service.client import Client, ClientError
     except ModuleNotFoundError as error:
         raise OpenWorldError(f"{error.name} is not installed: pip install 'openworld[client]'") from error
     url = arguments.url or os.environ.get(URL_SETTING) or URL
     if not url.startswith(("http://", "https://")):
         raise OpenWorldError(f"{url!r} is not an address of a service: write {URL}")
     _knock(url)
-    with Client(url, os.environ.get(KEY_SETTING) or None, timeout) as opened:
-        yield opened
+    try:
+        with Client(url, os.environ.get(KEY_SETTING) or None, timeout) as opened:
+            yield opened
+    except ClientError as error:
+        raise OpenWorldError(str(error)) from error
 
 
 def _knock(url: str) -> None:

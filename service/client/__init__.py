@@ -10,14 +10,17 @@ harm: a prediction changes nothing, and the same batch is the same task.
 """
 
 from service.client.aio import AsyncClient
-from service.client.calls import ApiError, Image, Unreachable
+from service.client.calls import ApiError, ClientError, Image, Unreachable
 from service.client.sync import Client
-from service.wire.schemas import Failure, Prediction, TaskAnswer, Versions
+from service.wire.predictions import Failure, Prediction
+from service.wire.tasks import TaskAnswer
+from service.wire.versions import Versions
 
 __all__ = [
     "ApiError",
     "AsyncClient",
     "Client",
+    "ClientError",
     "Failure",
     "Image",
     "Prediction",

@@ -13,10 +13,11 @@ from urllib.parse import quote
 import httpx2 as httpx
 from pydantic import BaseModel, ValidationError
 
-from models.errors import OpenWorldError
-from service.inbox.records import State
-from service.wire.novelties import Changed, Novelties
-from service.wire.schemas import Classes, Prediction, Predictions, TaskAnswer, Versions
+from service.wire.classes import Classes
+from service.wire.novelties import Changed, Novelties, NoveltyState
+from service.wire.predictions import Prediction, Predictions
+from service.wire.tasks import TaskAnswer
+from service.wire.versions import Versions
 
 URL = "http://127.0.0.1:8000"
 TIMEOUT = 30.0
@@ -29,8 +30,12 @@ Outcome = httpx.Response | httpx.TransportError
 M = TypeVar("M", bound=BaseModel)
 
 
-class ApiError(OpenWorldError):
-    """The server refused; `code` is stable, `detail` is for people, `problems` lists all where there are several."""
+class ClientError(Exception):
+    """Base of the errors below."""
+
+
+class ApiError(ClientError):
+    """The server refused the request: `code` is stable, `detail` is for people, `problems` lists several problems."""
 
     def __init__(
         self, status: int, code: str, detail: str, request_id: str | None = None, problems: Sequence[str] = ()
@@ -40,8 +45,8 @@ class ApiError(OpenWorldError):
         self.problems = list(problems)
 
 
-class Unreachable(OpenWorldError):
-    """No server answered in time."""
+class Unreachable(ClientError):
+    """No server answered before the timeout."""
 
 
 @dataclass(frozen=True)
@@ -146,7 +151,7 @@ def teach_ids(labels: Mapping[str, Sequence[str]], key: str | None, timeout: flo
     return Call(TaskAnswer, "POST", "/tasks", {"json": {"classes": dict(labels)}, "headers": headers}, timeout)
 
 
-def novelties(state: State, before: int | None, timeout: float) -> Call[Novelties]:
+def novelties(state: NoveltyState, before: int | None, timeout: float) -> Call[Novelties]:
     params = {"state": state, "limit": 200} | ({} if before is None else {"before": before})
     return Call(Novelties, "GET", "/novelties", {"params": params}, timeout)
 

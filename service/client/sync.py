@@ -12,9 +12,11 @@ from pydantic import BaseModel
 
 from service.client import calls
 from service.client.calls import TIMEOUT, URL, Call, Image
-from service.inbox.records import State
-from service.wire.novelties import NoveltyAnswer
-from service.wire.schemas import Classes, Failure, Prediction, TaskAnswer, Versions
+from service.wire.classes import Classes
+from service.wire.novelties import NoveltyAnswer, NoveltyState
+from service.wire.predictions import Failure, Prediction
+from service.wire.tasks import TaskAnswer
+from service.wire.versions import Versions
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -60,7 +62,7 @@ class Client:
         """How far a task is, or what became of it."""
         return self._send(calls.task(id, self._timeout))
 
-    def novelties(self, state: State = "new") -> Iterator[NoveltyAnswer]:
+    def novelties(self, state: NoveltyState = "new") -> Iterator[NoveltyAnswer]:
         """The inbox, last seen first, page after page."""
         before: int | None = None
         while True:

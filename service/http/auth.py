@@ -7,14 +7,14 @@ import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from hmac import compare_digest
-from typing import Annotated, Literal, get_args
+from typing import Annotated, get_args
 
 from fastapi import Depends, Request
 from starlette.datastructures import Headers
 
 from service.errors import Forbidden, Unauthorized
+from service.wire.keys import Role
 
-Role = Literal["predict", "label", "operate"]
 ROLES: frozenset[Role] = frozenset(get_args(Role))
 MIN_SECRET_LENGTH = 16
 

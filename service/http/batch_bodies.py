@@ -12,32 +12,20 @@ from collections.abc import AsyncGenerator, Callable, Collection
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Annotated
 
 from fastapi import Request
-from pydantic import BaseModel, ConfigDict, Field
 from starlette.datastructures import UploadFile
 from starlette.requests import ClientDisconnect
 
 from service.errors import Abandoned, BodyTooLarge, UnsupportedBody
 from service.http.forms import read_form
 from service.http.json_bodies import parse
+from service.wire.tasks import Labels
 from tasks.batch.check import BatchCheck, BatchLimits, LabelledBatch
 from tasks.batch.sources import open_batch
 
 MAX_JSON = 32 * 2**20
 Find = Callable[[str], bytes | None]  # the image of a novelty's or a prediction's id
-
-
-class Labels(BaseModel):
-    """Images that the server has seen, by the ids of their novelties or predictions, under the names of classes."""
-
-    model_config = ConfigDict(
-        extra="forbid",
-        json_schema_extra={"examples": [{"classes": {"kiwi": ["0193f1c2a4b7c0ffee120002", "9f2c...64 digits"]}}]},
-    )
-
-    classes: dict[str, Annotated[list[str], Field(max_length=20_000)]]
 
 
 @asynccontextmanager

@@ -22,7 +22,7 @@ from service.errors import Abandoned, BadBase64, BadRequest, BodyTooLarge, NoIma
 from service.http.admission import Permit
 from service.http.forms import read_form
 from service.http.json_bodies import parse
-from service.wire.schemas import Base64Images
+from service.wire.predictions import Base64Images
 
 FIELDS = {"images", "image"}
 LARGE = 2**18  # bytes of JSON that take long enough to parse to be worth a thread

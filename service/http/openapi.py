@@ -6,8 +6,9 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from service.http.problems import Problem, documented
-from service.wire.schemas import Predictions
+from service.http.problems import documented
+from service.wire.predictions import Predictions
+from service.wire.problems import Problem
 
 
 def _complete(operation: dict[str, Any]) -> None:

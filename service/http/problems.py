@@ -8,11 +8,11 @@ from typing import Any
 from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 
 from models import errors as core
 from service import errors
+from service.wire.problems import Problem
 from tasks import errors as task_errors
 
 MEDIA_TYPE = "application/problem+json"
@@ -52,33 +52,6 @@ TABLE: list[tuple[type[core.OpenWorldError], int, str, str]] = [
     (task_errors.QueueUnavailable, 503, "queue_unavailable", "The queue of tasks cannot be reached"),
     (core.OpenWorldError, 500, "internal", "Something broke here"),
 ]
-
-
-class Problem(BaseModel):
-    """What went wrong (RFC 9457); programs look at `code`, people at `detail`."""
-
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {
-                    "type": "about:blank",
-                    "title": "Not an image that we read",
-                    "status": 415,
-                    "code": "unsupported_image",
-                    "detail": "the bytes are not an image that we read: send JPEG, PNG or WebP",
-                    "request_id": "0193f1c2a4b7c0ffee12",
-                }
-            ]
-        }
-    )
-
-    type: str = "about:blank"
-    title: str = Field(description="the kind of problem, the same for every `code`")
-    status: int
-    code: str = Field(description="stable: programs may depend on it")
-    detail: str = Field(description="what is wrong with this request, and what to do about it")
-    request_id: str | None = Field(None, description="also in the header X-Request-ID and in the server's log")
-    errors: list[dict[str, Any]] | None = Field(None, description="every single problem, where there are several")
 
 
 def problem_of(error: core.OpenWorldError) -> Problem:

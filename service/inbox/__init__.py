@@ -3,7 +3,6 @@
 from service.inbox.records import (
     STATES,
     Group,
-    GroupOrder,
     GroupPage,
     InboxLimits,
     Kept,
@@ -12,7 +11,6 @@ from service.inbox.records import (
     Only,
     Page,
     Sighting,
-    State,
 )
 from service.inbox.store import Inbox
 from service.inbox.writer import DropReason, InboxWriter
@@ -21,7 +19,6 @@ __all__ = [
     "STATES",
     "DropReason",
     "Group",
-    "GroupOrder",
     "GroupPage",
     "Inbox",
     "InboxLimits",
@@ -32,5 +29,4 @@ __all__ = [
     "Only",
     "Page",
     "Sighting",
-    "State",
 ]

@@ -7,15 +7,16 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from service.inbox.groups import LikenessGroups
-from service.inbox.records import Group, GroupOrder, GroupPage, Novelty, State
+from service.inbox.records import Group, GroupPage, Novelty
 from service.inbox.rows import Listed
 from service.inbox.table import InboxTable
+from service.wire.novelties import GroupOrder, NoveltyState
 
 IDS, SAMPLES = 200, 8  # of a group that are shown
 
 
 def group_page(
-    table: InboxTable, groups: LikenessGroups, state: State, limit: int, before: str | None, order: GroupOrder
+    table: InboxTable, groups: LikenessGroups, state: NoveltyState, limit: int, before: str | None, order: GroupOrder
 ) -> GroupPage:
     """Only members in the state count, and groups without one are left out."""
     found: dict[str, list[Listed]] = {}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from service.inbox.groups import LikenessGroups
 from service.inbox.index import LikenessIndex
-from service.inbox.records import State
 from service.inbox.rows import Entry
+from service.wire.novelties import NoveltyState
 
 
 class Holdings:
@@ -34,11 +34,11 @@ class Holdings:
         self.index.remove(id)
         self.bytes -= self._sizes.pop(id)
 
-    def set_state(self, id: str, state: State) -> None:
+    def set_state(self, id: str, state: NoveltyState) -> None:
         self.index.set_folds(id, _folds(state))
 
 
-def _folds(state: State) -> bool:
+def _folds(state: NoveltyState) -> bool:
     # Into what people dismissed, too: they said that they do not want it. What they labelled should be known by now:
     # when it is seen as novel again, they should hear of it.
     return state != "labelled"

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-State = Literal["new", "labelled", "dismissed"]
-STATES: tuple[State, ...] = ("new", "labelled", "dismissed")
+from service.wire.novelties import NoveltyState, Outcome
 
-GroupOrder = Literal["largest", "newest"]
-Outcome = Literal["new", "folded", "dropped"]
+STATES: tuple[NoveltyState, ...] = get_args(NoveltyState)
+
 Reason = Literal["rate", "too_large", "unreadable"]
 
 
@@ -73,7 +72,7 @@ class Novelty:
     first_seen: float
     last_seen: float
     count: int  # sightings, with those folded into it
-    state: State
+    state: NoveltyState
     version: int
     score: float | None
     calibrated_score: float

@@ -11,14 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service.inbox.likeness import unit
-from service.inbox.records import Novelty, Sighting, State
+from service.inbox.records import Novelty, Sighting
+from service.wire.novelties import NoveltyState
 
 
 class Entry(NamedTuple):
     """What the index in memory needs of a row."""
 
     id: str
-    state: State
+    state: NoveltyState
     bytes: int
     hash: int
     embedding: NDArray[np.float32] | None

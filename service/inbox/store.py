@@ -29,7 +29,6 @@ from service.inbox.rate import TokenBucket
 from service.inbox.reconcile import reconciled
 from service.inbox.records import (
     STATES,
-    GroupOrder,
     GroupPage,
     InboxLimits,
     Kept,
@@ -38,9 +37,9 @@ from service.inbox.records import (
     Only,
     Page,
     Sighting,
-    State,
 )
 from service.inbox.table import InboxTable
+from service.wire.novelties import GroupOrder, NoveltyState
 from tasks.images.store import ImageStore
 
 
@@ -79,7 +78,9 @@ class Inbox:
             found = None if self._table is None else self._table.get(id)
             return None if found is None else self._grouped(found)
 
-    def list(self, state: State = "new", limit: int = 50, before: int | None = None, only: Only | None = None) -> Page:
+    def list(
+        self, state: NoveltyState = "new", limit: int = 50, before: int | None = None, only: Only | None = None
+    ) -> Page:
         """Novelties in a state, last seen first. A cursor stays good while others come and go.
 
         One that is seen again moves to the front: someone paging on does not meet it twice.
@@ -94,7 +95,7 @@ class Inbox:
             return replace(page, items=tuple(self._grouped(item) for item in page.items))
 
     def groups(
-        self, state: State = "new", limit: int = 50, before: str | None = None, order: GroupOrder = "largest"
+        self, state: NoveltyState = "new", limit: int = 50, before: str | None = None, order: GroupOrder = "largest"
     ) -> GroupPage:
         """Novelties in a state by likeness: the largest groups first, or those with the newest novelty."""
         _check_limit(limit)
@@ -103,7 +104,7 @@ class Inbox:
                 return GroupPage((), None)
             return group_page(self._table, self._held.groups, state, limit, before, order)
 
-    def counts(self) -> dict[State, int]:
+    def counts(self) -> dict[NoveltyState, int]:
         """How many novelties there are in each state."""
         with self._lock:
             return dict.fromkeys(STATES, 0) if self._table is None else self._table.counts()
@@ -153,7 +154,7 @@ class Inbox:
         with self._lock:
             return self._add(id, sighting, look, asked)
 
-    def set_state(self, ids: Iterable[str], state: State) -> int:
+    def set_state(self, ids: Iterable[str], state: NoveltyState) -> int:
         """Say what people did with them; returns how many of the ids there were."""
         if state not in STATES:
             raise ValueError(f"state must be one of {STATES}, not {state!r}")
@@ -162,7 +163,7 @@ class Inbox:
             self._set_state(known, state, STATES)
             return len(known)
 
-    def move(self, ids: Iterable[str], was: State, state: State) -> Moved:
+    def move(self, ids: Iterable[str], was: NoveltyState, state: NoveltyState) -> Moved:
         """Like `set_state`, but only for those that are in the state `was`."""
         wanted = dict.fromkeys(ids)
         with self._lock:
@@ -253,7 +254,7 @@ class Inbox:
             if id in self._held:
                 self._held.remove(id)
 
-    def _set_state(self, ids: Collection[str], state: State, was: Collection[State]) -> Collection[str]:
+    def _set_state(self, ids: Collection[str], state: NoveltyState, was: Collection[NoveltyState]) -> Collection[str]:
         changed = self._table.set_state(ids, state, was) if self._table is not None and ids else []
         for id in changed:
             self._held.set_state(id, state)

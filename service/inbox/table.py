@@ -15,9 +15,10 @@ from typing import Any
 
 from models.errors import StoreError
 from service.inbox.look import Look
-from service.inbox.records import STATES, Novelty, Only, Page, Sighting, State
+from service.inbox.records import STATES, Novelty, Only, Page, Sighting
 from service.inbox.rows import Entry, Listed, answer_columns, novelty_of, packed_embedding, unpacked_embedding
 from service.inbox.schema import CREATE, FROM_1, SCHEMA
+from service.wire.novelties import NoveltyState
 
 LOCK_SECONDS = 1.0  # for a predecessor that is just closing; nobody else has the file
 LARGEST_CURSOR = 2**63 - 1  # more is no integer to SQLite
@@ -66,7 +67,9 @@ class InboxTable:
             row = self._connection.execute("SELECT * FROM novelties WHERE id = ?", (id,)).fetchone()
         return None if row is None else novelty_of(row)
 
-    def page(self, state: State, limit: int, before: int | None, only: Only, ids: Collection[str] | None) -> Page:
+    def page(
+        self, state: NoveltyState, limit: int, before: int | None, only: Only, ids: Collection[str] | None
+    ) -> Page:
         """Some rows, last seen first; `ids` stands for the group of `only`, of which the table knows nothing."""
         cursor = LARGEST_CURSOR if before is None else max(0, min(before, LARGEST_CURSOR))
         conditions: dict[str, Any] = {"state = ?": state, "seen < ?": cursor}
@@ -80,7 +83,7 @@ class InboxTable:
         more, rows = len(rows) > limit, rows[:limit]
         return Page(tuple(novelty_of(row) for row in rows), rows[-1]["seen"] if more else None)
 
-    def listed(self, state: State) -> list[Listed]:
+    def listed(self, state: NoveltyState) -> list[Listed]:
         """The ids in a state, last seen first."""
         query = "SELECT id, seen, last_seen FROM novelties WHERE state = ? ORDER BY seen DESC"
         with self._reported():
@@ -92,7 +95,7 @@ class InboxTable:
             rows = self._connection.execute(f"SELECT * FROM novelties WHERE id IN {_IDS}", (json.dumps(list(ids)),))
             return {row["id"]: novelty_of(row) for row in rows}
 
-    def counts(self) -> dict[State, int]:
+    def counts(self) -> dict[NoveltyState, int]:
         with self._reported():
             found = dict(self._connection.execute("SELECT state, count(*) FROM novelties GROUP BY state").fetchall())
         return {state: found.get(state, 0) for state in STATES}
@@ -141,7 +144,7 @@ class InboxTable:
         self._write_seen(f"INSERT INTO novelties ({names}, seen) VALUES ({marks}, :seen)", values)
         return Entry(id, "new", len(sighting.data), look.hash, unpacked_embedding(packed))
 
-    def fold(self, id: str, sighting: Sighting, now: float, state: State | None = None) -> None:
+    def fold(self, id: str, sighting: Sighting, now: float, state: NoveltyState | None = None) -> None:
         """One more sighting of a row; its answer replaces the one before, its note when it has one."""
         answer = answer_columns(sighting)
         changes = ", ".join(f"{name} = :{name}" for name in answer)
@@ -151,7 +154,7 @@ class InboxTable:
             answer | {"id": id, "now": now, "note": sighting.note, "state": state},
         )
 
-    def set_state(self, ids: Iterable[str], state: State, was: Collection[State] = STATES) -> list[str]:
+    def set_state(self, ids: Iterable[str], state: NoveltyState, was: Collection[NoveltyState] = STATES) -> list[str]:
         """Change those of the ids that are in one of the states `was`; returns which."""
         query = f"UPDATE novelties SET state = ? WHERE id IN {_IDS} AND state IN {_IDS} RETURNING id"
         values = (state, json.dumps(list(ids)), json.dumps(list(was)))

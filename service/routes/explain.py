@@ -11,7 +11,6 @@ from typing import Annotated, Any
 
 import numpy as np
 from fastapi import APIRouter, Query, Request
-from pydantic import BaseModel, Field
 
 from models.errors import ImageError
 from models.inference.answer import NOTHING_KNOWN, Answer, answer
@@ -25,6 +24,7 @@ from service.http.auth import PredictKey
 from service.http.image_bodies import BodyLimits, read_images
 from service.http.problems import documented
 from service.inference.servable import ServableModel
+from service.wire.predictions import ClassEvidence, Explanation, TaskEvidence
 
 router = APIRouter(tags=["people"])
 
@@ -36,43 +36,6 @@ BODY: dict[str, Any] = {
         "content": {"image/jpeg": _IMAGE, "image/png": _IMAGE, "image/webp": _IMAGE},
     }
 }
-
-
-class ClassEvidence(BaseModel):
-    """What speaks for one class."""
-
-    name: str
-    label: str | None = Field(description="what it is answered as: another class after a merge, null when retired")
-    probability: float = Field(description="p(class | image, task), with `ood` in the denominator")
-    distance: float = Field(description="Mahalanobis, among the task's own features")
-    frozen_distance: float = Field(description="Mahalanobis, among the frozen backbone's features")
-    score: float = Field(description="log of the rule's score; the largest of all classes is the answer's")
-
-
-class TaskEvidence(BaseModel):
-    """What one task's network says."""
-
-    task: int
-    p_ood: float = Field(description="probability of its head's `ood` output: of none of its classes")
-    p_known: float = Field(description="probability that the image is of this task, by head and distance")
-    coefficient: float = Field(description="s(x), the inverse of its smallest distance")
-    classes: list[ClassEvidence]
-
-
-class Explanation(BaseModel):
-    """An answer and all that led to it."""
-
-    version: int = Field(description="the version that was asked; 0 while nothing is learned")
-    label: str | None
-    novel: bool
-    score: float | None
-    threshold: float | None = Field(description="a score below it is novel; null while nothing is learned")
-    calibrated_score: float
-    calibrated_threshold: float | None = Field(description="the threshold as a quantile of known images")
-    p_novel: float
-    rule: str | None
-    constants: dict[str, float] = Field(description="what was fitted for the rule")
-    tasks: list[TaskEvidence]
 
 
 class Explainer:

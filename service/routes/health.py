@@ -9,7 +9,7 @@ from fastapi import APIRouter, Response
 from service.container import Container, ContainerDep
 from service.errors import NotReady
 from service.http.problems import documented
-from service.wire.schemas import Health
+from service.wire.health import Health
 
 router = APIRouter(tags=["operators"])
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from datetime import UTC, datetime
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query
@@ -16,9 +17,9 @@ from service.erasure import forget
 from service.errors import BadRequest, ImageInUse, NoQueue, NotFound
 from service.http.auth import OperateKey
 from service.http.problems import documented
-from service.wire.novelties import ExpiredImages, ImageUses, RemovedImages
+from service.wire.images import ExpiredImages, ImageUses, RemovedImages
 from tasks.errors import UnknownTask
-from tasks.images.retention import Retention, Uses
+from tasks.images.retention import Removed, Retention, Uses
 from tasks.queue.queue import TaskQueue
 from tasks.queue.task import ENDED, STATES
 
@@ -38,7 +39,14 @@ DaysQuery = Annotated[float, Query(ge=1, le=36500, allow_inf_nan=False, descript
     responses=documented(401, 403, 409, 422, 503),
 )
 async def expired(container: ContainerDep, key: OperateKey, older_than_days: DaysQuery) -> ExpiredImages:
-    return ExpiredImages.of(older_than_days, await asyncio.to_thread(_retention(container).expired, older_than_days))
+    found = await asyncio.to_thread(_retention(container).expired, older_than_days)
+    return ExpiredImages(
+        older_than_days=older_than_days,
+        images=len(found.removable),
+        bytes=found.bytes,
+        kept=found.kept,
+        kept_bytes=found.kept_bytes,
+    )
 
 
 @router.delete(
@@ -61,7 +69,7 @@ async def delete_expired(
         "%s removed %d images older than %g days, and %d novelties",
         *(key.name, len(removed.sha256s), older_than_days, novelties),
     )
-    return RemovedImages.of(removed, novelties)
+    return _removed(removed, novelties)
 
 
 @router.get(
@@ -73,7 +81,17 @@ async def image(container: ContainerDep, key: OperateKey, sha256: ShaPath) -> Im
     uses, novel = await asyncio.to_thread(_look, container, sha256)
     if not (uses.stored or novel or uses.dependents):
         raise _unknown(sha256)
-    return ImageUses.of(uses, novel)
+    return ImageUses(
+        sha256=uses.sha256,
+        stored=uses.stored is not None,
+        bytes=uses.stored.bytes if uses.stored else None,
+        stored_at=datetime.fromtimestamp(uses.stored.time, UTC) if uses.stored else None,
+        in_memory_of=list(uses.memory),
+        held_out_by=list(uses.held_out),
+        in_use_now=uses.current,
+        tasks=list(uses.tasks),
+        inbox=novel,
+    )
 
 
 @router.delete(
@@ -96,7 +114,11 @@ async def delete(
     removed = await asyncio.to_thread(_retention(container).remove, sha256)
     novelties = await forget(container, [sha256])
     log.info("%s removed the image %s, which %d needed", key.name, sha256, len(uses.dependents))
-    return RemovedImages.of(removed, novelties)
+    return _removed(removed, novelties)
+
+
+def _removed(removed: Removed, novelties: int) -> RemovedImages:
+    return RemovedImages(images=len(removed.sha256s), bytes=removed.bytes, novelties=novelties)
 
 
 def _look(container: Container, sha256: str) -> tuple[Uses, bool]:

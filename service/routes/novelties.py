@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Request, Response
@@ -16,23 +17,27 @@ from service.errors import NotFound
 from service.http.auth import LabelKey
 from service.http.image_responses import picture_response, unchanged
 from service.http.problems import documented
-from service.inbox import GroupOrder, Inbox, Kept, Only, Sighting, State
+from service.inbox import Group, Inbox, Kept, Novelty, Only, Sighting
 from service.inbox.thumbnails import LARGEST, SMALLEST
 from service.wire.novelties import (
     Changed,
+    GroupOrder,
     KeptPrediction,
     KeptPredictions,
     Novelties,
     NoveltyAnswer,
+    NoveltyGroup,
     NoveltyGroups,
     NoveltyIds,
+    NoveltyState,
     WrongPredictions,
 )
+from service.wire.predictions import Nearest
 
 router = APIRouter(tags=["labellers"])
 
 IdPath = Annotated[str, Path(max_length=128, description="a novelty's id")]
-StateQuery = Annotated[State, Query(description="what people did with them")]
+StateQuery = Annotated[NoveltyState, Query(description="what people did with them")]
 LimitQuery = Annotated[int, Query(ge=1, le=200)]
 _PICTURE: dict[str, Any] = {"content": {"image/jpeg": {}, "image/png": {}, "image/webp": {}}}
 
@@ -61,7 +66,8 @@ async def novelties(
     """A cursor stays good while others come and go; one that is seen again moves to the front."""
     inbox = inbox_of(container)
     only = Only(group, version, client, None if since is None else since.timestamp())
-    return Novelties.of(await asyncio.to_thread(inbox.list, state, limit, before, only))
+    page = await asyncio.to_thread(inbox.list, state, limit, before, only)
+    return Novelties.model_construct(items=[_novelty(one) for one in page.items], next_cursor=page.next_cursor)
 
 
 @router.get("/novelties/groups", summary="Novel images by likeness", responses=documented(401, 403, 404, 422))
@@ -77,7 +83,8 @@ async def groups(
 ) -> NoveltyGroups:
     """A group does not reshuffle while somebody labels it: what is in it stays, and new ones join."""
     inbox = inbox_of(container)
-    return NoveltyGroups.of(await asyncio.to_thread(inbox.groups, state, limit, before, order))
+    page = await asyncio.to_thread(inbox.groups, state, limit, before, order)
+    return NoveltyGroups.model_construct(items=[_group(one) for one in page.items], next_cursor=page.next_cursor)
 
 
 @router.post(
@@ -98,11 +105,11 @@ async def restore(container: ContainerDep, key: LabelKey, body: NoveltyIds) -> C
     return await _move(container, body.ids, "dismissed", "new")
 
 
-async def _move(container: Container, ids: Sequence[str], was: State, state: State) -> Changed:
+async def _move(container: Container, ids: Sequence[str], was: NoveltyState, state: NoveltyState) -> Changed:
     moved = await asyncio.to_thread(inbox_of(container).move, ids, was, state)
     if len(moved.missing) == len(set(ids)):
         raise NotFound("not one of these novelties is in the inbox: they were deleted, or have aged out")
-    return Changed.of(moved)
+    return Changed(changed=list(moved.moved), missing=list(moved.missing))
 
 
 @router.post(
@@ -122,7 +129,12 @@ async def keep(container: ContainerDep, key: LabelKey, body: WrongPredictions) -
         )
     kept = await asyncio.to_thread(_keep, inbox, found)
     had = {one.prediction_id for one in found}
-    answers = [KeptPrediction.of(one.prediction_id, result) for one, result in zip(found, kept, strict=True)]
+    answers = [
+        KeptPrediction(
+            prediction_id=one.prediction_id, novelty_id=result.id, outcome=result.outcome, reason=result.reason
+        )
+        for one, result in zip(found, kept, strict=True)
+    ]
     return KeptPredictions(kept=answers, missing=[id for id in ids if id not in had])
 
 
@@ -135,7 +147,7 @@ async def novelty(container: ContainerDep, key: LabelKey, id: IdPath) -> Novelty
     found = await asyncio.to_thread(inbox_of(container).get, id)
     if found is None:
         raise _unknown(id)
-    return NoveltyAnswer.of(found)
+    return _novelty(found)
 
 
 @router.delete(
@@ -193,3 +205,28 @@ async def thumbnail(
 
 def _unknown(id: str) -> NotFound:
     return NotFound(f"novelty {id[:80]!r} is not in the inbox: it may have been deleted or have aged out")
+
+
+def _novelty(novelty: Novelty) -> NoveltyAnswer:
+    """Without validation, which is slow for a page of 200."""
+    converted = {"first_seen", "last_seen", "nearest"}
+    return NoveltyAnswer.model_construct(
+        first_seen=_time(novelty.first_seen),
+        last_seen=_time(novelty.last_seen),
+        nearest=[Nearest.model_construct(label=name, share=share) for name, share in novelty.nearest],
+        **{name: getattr(novelty, name) for name in NoveltyAnswer.model_fields if name not in converted},
+    )
+
+
+def _group(group: Group) -> NoveltyGroup:
+    return NoveltyGroup.model_construct(
+        id=group.id,
+        size=group.size,
+        newest_seen=_time(group.newest_seen),
+        ids=list(group.ids),
+        samples=[_novelty(sample) for sample in group.samples],
+    )
+
+
+def _time(seconds: float) -> datetime:
+    return datetime.fromtimestamp(seconds, UTC)

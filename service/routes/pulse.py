@@ -15,54 +15,18 @@ from datetime import UTC, datetime
 from typing import Annotated, Protocol
 
 from fastapi import APIRouter, Query, Request
-from pydantic import BaseModel, Field
 
 from service.http.auth import AnyKey
 from service.http.problems import documented
 from service.inference.servable import ServableModel
-from service.wire.schemas import Failure, Prediction
+from service.wire.health import PulseAnswer, PulseBucket, Swap
+from service.wire.predictions import Failure, Prediction
 
 router = APIRouter(tags=["people"])
 
 SECONDS, KEPT, BINS, SWAPS = 5, 180, 20, 64
 # A tenth of a millisecond to two minutes, 15 % apart: a quantile is off by half of that, and bins can be added up.
 EDGES = tuple(1e-4 * 1.15**step for step in range(100))
-
-
-class Swap(BaseModel):
-    """Another version began to answer."""
-
-    time: datetime
-    previous: int = Field(description="0: nothing was loaded")
-    version: int
-
-
-class Beat(BaseModel):
-    """Five seconds in which something was answered."""
-
-    time: datetime = Field(description="when they began")
-    known: int
-    novel: int
-    errors: int = Field(description="images that could not be read")
-    p50: float | None = Field(description="seconds to answer a request; null when none was answered")
-    p99: float | None
-
-
-class PulseAnswer(BaseModel):
-    """What this server has answered lately."""
-
-    now: datetime
-    seconds: int = Field(SECONDS, description="length of a bucket")
-    version: int = Field(description="the version that answers; 0 while nothing is learned")
-    since: datetime
-    known: int
-    novel: int
-    errors: int
-    p50: float | None
-    p99: float | None
-    scores: list[int] = Field(description="images by calibrated score, 20 bins over 0..1; known ones spread evenly")
-    buckets: list[Beat] = Field(description="oldest first; those in which nothing was asked are left out")
-    swaps: list[Swap]
 
 
 @dataclass
@@ -117,6 +81,7 @@ class Pulse:
         latencies = _sum([bucket.latencies for bucket in buckets], len(EDGES) + 1)
         return PulseAnswer(
             now=_time(now),
+            seconds=SECONDS,
             version=self._version,
             since=self._serving.since,
             known=sum(bucket.known for bucket in buckets),
@@ -160,9 +125,9 @@ def _sum(rows: Sequence[Sequence[int]], width: int) -> list[int]:
     return [sum(column) for column in zip(*rows, strict=True)] if rows else [0] * width
 
 
-def _beat(bucket: _Bucket) -> Beat:
+def _beat(bucket: _Bucket) -> PulseBucket:
     p50, p99 = quantile(bucket.latencies, 0.5), quantile(bucket.latencies, 0.99)
-    return Beat(
+    return PulseBucket(
         time=_time(bucket.number * SECONDS),
         known=bucket.known,
         novel=bucket.novel,

@@ -17,9 +17,9 @@ from models.errors import StoreError
 from models.versions.edits import active_classes, unusable
 from service.container import Container, ContainerDep
 from service.http.auth import AnyKey, LabelKey
-from service.http.batch_bodies import Labels, read_batch
+from service.http.batch_bodies import read_batch
 from service.http.problems import documented
-from service.wire.schemas import TaskAnswer, TaskPage
+from service.wire.tasks import Labels, TaskAnswer, TaskPage
 from tasks.batch.check import LabelledBatch
 from tasks.errors import BatchError, QueueUnavailable, UnknownTask
 from tasks.images.store import ImageStore
@@ -88,7 +88,7 @@ async def submit(
         except StoreError as error:  # the task is accepted, and that is what was asked for
             log.warning("the inbox does not know that task %s has its images: %s", submitted.task.id, error)
     response.headers["Location"] = f"/tasks/{submitted.task.id}"
-    return TaskAnswer.of(submitted.task, fresh=submitted.fresh)
+    return TaskAnswer.model_validate(submitted.task).model_copy(update={"fresh": submitted.fresh})
 
 
 def _store(container: Container, batch: LabelledBatch) -> None:
@@ -109,7 +109,7 @@ async def tasks(
     queue = container.queue()
     found = await asyncio.to_thread(queue.list_tasks, limit, before, state or STATES)
     return TaskPage(
-        tasks=[TaskAnswer.of(task) for task in found],
+        tasks=[TaskAnswer.model_validate(task) for task in found],
         next=found[-1].id if len(found) == limit else None,
         counts=await asyncio.to_thread(queue.counts),
     )
@@ -117,14 +117,14 @@ async def tasks(
 
 @router.get("/tasks/{task_id}", summary="One task: state, progress, result", responses=documented(401, 404, 503))
 async def task(container: ContainerDep, key: AnyKey, task_id: TaskIdPath) -> TaskAnswer:
-    return TaskAnswer.of(await asyncio.to_thread(container.queue().get, task_id))
+    return TaskAnswer.model_validate(await asyncio.to_thread(container.queue().get, task_id))
 
 
 @router.post(
     "/tasks/{task_id}/cancel", summary="Stop a task that has not ended", responses=documented(401, 403, 404, 409, 503)
 )
 async def cancel(container: ContainerDep, key: LabelKey, task_id: TaskIdPath) -> TaskAnswer:
-    return TaskAnswer.of(await asyncio.to_thread(container.queue().cancel, task_id))
+    return TaskAnswer.model_validate(await asyncio.to_thread(container.queue().cancel, task_id))
 
 
 @router.post(
@@ -133,7 +133,7 @@ async def cancel(container: ContainerDep, key: LabelKey, task_id: TaskIdPath) ->
     responses=documented(401, 403, 404, 409, 429, 503),
 )
 async def retry(container: ContainerDep, key: LabelKey, task_id: TaskIdPath) -> TaskAnswer:
-    return TaskAnswer.of(await asyncio.to_thread(container.queue().retry, task_id))
+    return TaskAnswer.model_validate(await asyncio.to_thread(container.queue().retry, task_id))
 
 
 @router.get(
@@ -152,7 +152,7 @@ async def _follow(container: Container, task: Task) -> AsyncIterator[str]:
     queue = container.queue()
     spoken, last = 0.0, ""
     while True:
-        text = json.dumps(TaskAnswer.of(task).model_dump(mode="json"))
+        text = json.dumps(TaskAnswer.model_validate(task).model_dump(mode="json"))
         if text != last:
             last, spoken = text, time.monotonic()
             yield f"event: {task.state}\ndata: {text}\n\n"

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import datetime
 from typing import Annotated, Any
 
 import numpy as np
 from fastapi import APIRouter, Path
-from pydantic import BaseModel, Field
 from safetensors import SafetensorError, safe_open
 
 from models.errors import CorruptVersion
@@ -17,42 +15,9 @@ from service.container import ContainerDep
 from service.errors import NotFound
 from service.http.auth import AnyKey
 from service.http.problems import documented
+from service.wire.versions import TaskReport, VersionDetail
 
 router = APIRouter(tags=["operators"])
-
-
-class TaskReport(BaseModel):
-    """What the gate found of one task, on held-out images, under the parent and under this version."""
-
-    task: int
-    classes: list[str]
-    images: int = Field(description="held out")
-    accuracy_before: float | None = None
-    accuracy_after: float | None = None
-    auc_before: float | None = None
-    auc_after: float | None = None
-
-
-class VersionDetail(BaseModel):
-    """One version, with the scores that its threshold was set on."""
-
-    version: int
-    parent: int | None
-    task_id: str
-    created: datetime
-    tasks: list[list[str]] = Field(description="all classes, by task")
-    aliases: dict[str, str | None] = Field(description="merged classes, and retired ones (null)")
-    rule: str
-    constants: dict[str, float] = Field(description="what was fitted for the rule")
-    threshold: float | None = Field(description="a score below it is novel")
-    accept: float | None = Field(None, description="the share of known images that it was set to accept")
-    reference: list[float] = Field(description="sorted scores of held-out known images, at most 256 of them")
-    reports: list[TaskReport] = Field(description="what the gate found, task by task; empty: there was no gate")
-    edit: str | None = Field(None, description="what people changed in its parent, when nothing was learned")
-    learned: dict[str, int] = Field(default_factory=dict, description="images a class that its task brought")
-    capacity: dict[str, float] = Field(default_factory=dict, description="share of the adapters that is taken")
-    seconds: float | None = Field(None, description="that learning took")
-    backbone: str | None = None
 
 
 @router.get(

@@ -13,7 +13,7 @@ from service.container import Container, ContainerDep
 from service.http.auth import AnyKey, OperateKey
 from service.http.problems import documented
 from service.inference.active_version import LoadFailure
-from service.wire.schemas import LoadProblem, PromotionEntry, Versions, VersionSummary
+from service.wire.versions import LoadProblem, PromotionEntry, Versions, VersionSummary
 
 router = APIRouter(tags=["operators"])
 

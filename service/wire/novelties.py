@@ -1,17 +1,17 @@
-"""What labellers hear of the inbox, and operators of stored images, as types."""
+"""`/novelties`: the inbox."""
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from service.inbox import Group, GroupPage, Kept, Moved, Novelty, Page, State
-from service.wire.schemas import Nearest
-from tasks.images.retention import Expired, Removed, Uses
+from service.wire.predictions import Nearest
 
-LARGEST_LIST = 5000  # ids of one request
+NoveltyState = Literal["new", "labelled", "dismissed"]
+GroupOrder = Literal["largest", "newest"]
+Outcome = Literal["new", "folded", "dropped"]
 
 NoveltyId = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 PredictionId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
@@ -44,43 +44,29 @@ def _example(**fields: Any) -> ConfigDict:
     return ConfigDict(json_schema_extra={"examples": [fields]})
 
 
-def _time(seconds: float) -> datetime:
-    return datetime.fromtimestamp(seconds, UTC)
-
-
 class NoveltyAnswer(BaseModel):
-    """One picture of the inbox. Its answer is that of the newest sighting, its picture that of the first."""
+    """One novelty: the image of its first sighting, the answer of its newest sighting."""
 
     model_config = _example(**_NOVELTY)
 
     id: str = Field(description="the sha256 of its bytes")
-    group: str | None = Field(description="those that look like it: GET /novelties?group=")
-    state: State
+    group: str | None = Field(description="the group of similar novelties: GET /novelties?group=")
+    state: NoveltyState
     first_seen: datetime
     last_seen: datetime
-    count: int = Field(description="sightings, with those nearly the same")
-    label: str | None = Field(description="the class that was answered, when a person said that it is wrong")
-    version: int = Field(description="the version that answered; 0 while nothing was learned")
+    count: int = Field(description="sightings, including folded ones")
+    label: str | None = Field(description="the class that was answered, when a person reported it as wrong")
+    version: int = Field(description="the version that answered; 0 while nothing is learned")
     score: float | None
     calibrated_score: float
     p_novel: float
-    nearest: list[Nearest] = Field(description="known classes that it looks like, best first")
+    nearest: list[Nearest] = Field(description="the most similar known classes, best first")
     prediction_id: str
     client: str = Field(description="the name of the key that sent it")
     bytes: int
-    width: int = Field(description="of the picture as sent, upright")
+    width: int = Field(description="of the image as sent, upright")
     height: int
-    note: str | None = Field(description="what the person said who asked for it")
-
-    @classmethod
-    def of(cls, novelty: Novelty) -> NoveltyAnswer:
-        special = {"first_seen", "last_seen", "nearest"}
-        return cls.model_construct(
-            first_seen=_time(novelty.first_seen),
-            last_seen=_time(novelty.last_seen),
-            nearest=[Nearest.model_construct(label=name, share=share) for name, share in novelty.nearest],
-            **{name: getattr(novelty, name) for name in cls.model_fields if name not in special},
-        )
+    note: str | None = Field(description="the note of the person that reported it")
 
 
 class Novelties(BaseModel):
@@ -89,36 +75,21 @@ class Novelties(BaseModel):
     model_config = _example(items=[_NOVELTY], next_cursor=4711)
 
     items: list[NoveltyAnswer]
-    next_cursor: int | None = Field(description="give it as `before` for the next page; null: these were the last")
-
-    @classmethod
-    def of(cls, page: Page) -> Novelties:
-        items = [NoveltyAnswer.of(item) for item in page.items]
-        return cls.model_construct(items=items, next_cursor=page.next_cursor)
+    next_cursor: int | None = Field(description="pass it as `before` for the next page; null on the last page")
 
 
 class NoveltyGroup(BaseModel):
-    """Novelties that look alike, to be named together."""
+    """Similar novelties, to be labelled together."""
 
-    id: str = Field(description="the novelty that founded it; stays while the server runs")
-    size: int = Field(description="novelties in the state that was asked for")
+    id: str = Field(description="the group's first novelty; constant while the server runs")
+    size: int = Field(description="novelties in the requested state")
     newest_seen: datetime
-    ids: list[str] = Field(description="last seen first, at most 200; GET /novelties?group= has them all")
-    samples: list[NoveltyAnswer] = Field(description="the first 8 of them")
-
-    @classmethod
-    def of(cls, group: Group) -> NoveltyGroup:
-        return cls.model_construct(
-            id=group.id,
-            size=group.size,
-            newest_seen=_time(group.newest_seen),
-            ids=list(group.ids),
-            samples=[NoveltyAnswer.of(sample) for sample in group.samples],
-        )
+    ids: list[str] = Field(description="last seen first, at most 200; GET /novelties?group= lists all")
+    samples: list[NoveltyAnswer] = Field(description="the first 8 novelties")
 
 
 class NoveltyGroups(BaseModel):
-    """Some groups, in the order that was asked for."""
+    """Some groups, in the requested order."""
 
     model_config = _example(
         items=[
@@ -128,37 +99,28 @@ class NoveltyGroups(BaseModel):
     )
 
     items: list[NoveltyGroup]
-    next_cursor: str | None = Field(description="give it as `before` for the next page; null: these were the last")
-
-    @classmethod
-    def of(cls, page: GroupPage) -> NoveltyGroups:
-        items = [NoveltyGroup.of(group) for group in page.items]
-        return cls.model_construct(items=items, next_cursor=page.next_cursor)
+    next_cursor: str | None = Field(description="pass it as `before` for the next page; null on the last page")
 
 
 class NoveltyIds(BaseModel):
-    """Which novelties."""
+    """The novelties to change."""
 
     model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"ids": [_SHA]}]})
 
-    ids: list[NoveltyId] = Field(min_length=1, max_length=LARGEST_LIST)
+    ids: list[NoveltyId] = Field(min_length=1, max_length=5000)
 
 
 class Changed(BaseModel):
-    """What became of them; ids in neither list were in another state, and were left as they are."""
+    """The novelties that changed state; ids in neither list were in another state and stay as they are."""
 
     model_config = _example(changed=[_SHA], missing=[])
 
     changed: list[str]
     missing: list[str] = Field(description="not in the inbox: deleted, evicted, or never there")
 
-    @classmethod
-    def of(cls, moved: Moved) -> Changed:
-        return cls(changed=list(moved.moved), missing=list(moved.missing))
-
 
 class WrongPredictions(BaseModel):
-    """Answers that a person says are wrong, or of something novel."""
+    """Predictions that a person reports as wrong or novel."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -166,104 +128,24 @@ class WrongPredictions(BaseModel):
     )
 
     prediction_ids: list[PredictionId] = Field(min_length=1, max_length=200)
-    note: str | None = Field(None, max_length=500, description="for whoever labels them")
+    note: str | None = Field(None, max_length=500, description="shown to the people that label")
 
 
 class KeptPrediction(BaseModel):
-    """One prediction whose image is in the inbox now."""
+    """What happened to one reported prediction."""
 
     prediction_id: str
     novelty_id: str | None = Field(description="null when it was dropped")
-    outcome: Literal["new", "folded", "dropped"] = Field(description="folded: these bytes were there already")
+    outcome: Outcome = Field(description="folded: the inbox already had these bytes")
     reason: str | None = Field(None, description="why it was dropped")
-
-    @classmethod
-    def of(cls, prediction_id: str, kept: Kept) -> KeptPrediction:
-        return cls(prediction_id=prediction_id, novelty_id=kept.id, outcome=kept.outcome, reason=kept.reason)
 
 
 class KeptPredictions(BaseModel):
-    """What became of each."""
+    """What happened to each reported prediction."""
 
     model_config = _example(
         kept=[{"prediction_id": _PREDICTION, "novelty_id": _SHA, "outcome": "new", "reason": None}], missing=[]
     )
 
     kept: list[KeptPrediction]
-    missing: list[str] = Field(description="this server does not have them any more, or another one answered")
-
-
-class ImageUses(BaseModel):
-    """What depends on a stored image."""
-
-    model_config = _example(
-        sha256=_SHA,
-        stored=True,
-        bytes=48213,
-        stored_at="2025-01-01T12:00:00Z",
-        in_memory_of=[3, 4],
-        held_out_by=[],
-        in_use_now=True,
-        tasks=[],
-        inbox=False,
-    )
-
-    sha256: str
-    stored: bool = Field(description="tasks brought it, and it is kept to be replayed to later ones")
-    bytes: int | None
-    stored_at: datetime | None = Field(description="when a task last brought it")
-    in_memory_of: list[int] = Field(description="versions whose replay memory names it")
-    held_out_by: list[int] = Field(description="versions that are judged by it")
-    in_use_now: bool = Field(description="the current version is one of them")
-    tasks: list[str] = Field(description="tasks that have not ended and bring it")
-    inbox: bool = Field(description="it is a novelty, too")
-
-    @classmethod
-    def of(cls, uses: Uses, inbox: bool) -> ImageUses:
-        return cls(
-            sha256=uses.sha256,
-            stored=uses.stored is not None,
-            bytes=uses.stored.bytes if uses.stored else None,
-            stored_at=_time(uses.stored.time) if uses.stored else None,
-            in_memory_of=list(uses.memory),
-            held_out_by=list(uses.held_out),
-            in_use_now=uses.current,
-            tasks=list(uses.tasks),
-            inbox=inbox,
-        )
-
-
-class ExpiredImages(BaseModel):
-    """What a deletion by age would remove, and what it would keep."""
-
-    model_config = _example(older_than_days=90, images=812, bytes=41234567, kept=120, kept_bytes=6001234)
-
-    older_than_days: float
-    images: int = Field(description="would be removed")
-    bytes: int
-    kept: int = Field(description="as old, but named by the current version or by a task that has not ended")
-    kept_bytes: int
-
-    @classmethod
-    def of(cls, older_than_days: float, expired: Expired) -> ExpiredImages:
-        return cls(
-            older_than_days=older_than_days,
-            images=len(expired.removable),
-            bytes=expired.bytes,
-            kept=expired.kept,
-            kept_bytes=expired.kept_bytes,
-        )
-
-
-class RemovedImages(BaseModel):
-    """What was removed."""
-
-    model_config = _example(images=1, bytes=48213, novelties=0)
-
-    images: int = Field(description="that tasks brought")
-    bytes: int
-    novelties: int = Field(description="the same images in the inbox")
-
-    @classmethod
-    def of(cls, removed: Removed, novelties: int) -> RemovedImages:
-        return cls(images=len(removed.sha256s), bytes=removed.bytes, novelties=novelties)
+    missing: list[str] = Field(description="predictions that this server no longer has, or that another server made")

@@ -16,9 +16,8 @@ from typing import Any, Self
 
 import pytest
 
-from models.errors import OpenWorldError
-from service.client import ApiError, AsyncClient, Client, Unreachable
-from service.wire.schemas import Failure, Prediction, Predictions
+from service.client import ApiError, AsyncClient, Client, ClientError, Unreachable
+from service.wire.predictions import Failure, Prediction, Predictions
 from tests.support.servers import (
     RunningServer,
     known_image,
@@ -106,7 +105,7 @@ def test_an_error_carries_status_code_detail_and_request_id(server: RunningServe
     assert "404 not_found" in str(error)
     # The line is written after the answer is sent.
     wait_until(lambda: error.request_id in {line.get("request_id") for line in server.log_lines()})
-    assert isinstance(error, OpenWorldError)
+    assert isinstance(error, ClientError)
 
 
 @pytest.mark.parametrize(

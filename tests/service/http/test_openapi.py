@@ -15,7 +15,6 @@ import pytest
 import schemathesis
 from hypothesis import HealthCheck, given, settings
 from hypothesis.errors import Unsatisfiable
-from pydantic import BaseModel
 from schemathesis import APIOperation, Case, GenerationMode
 from schemathesis.checks import load_all_checks
 from schemathesis.core.result import Ok
@@ -24,7 +23,6 @@ from schemathesis.specs.openapi.definitions import OPENAPI_31_VALIDATOR
 
 from openworld.up.embedded_redis import RedisServer
 from service.http import problems
-from service.wire import schemas
 from tests.support.servers import RunningServer, learned_folder, running_server
 
 METHODS = ("get", "put", "post", "patch", "delete")
@@ -129,20 +127,6 @@ def test_examples_in_the_document_fit_their_schemas(document: Document) -> None:
                 wrong[place] = errors
     assert seen >= 3
     assert not wrong, wrong
-
-
-def models() -> list[type[BaseModel]]:
-    found = [value for module in (schemas, problems) for value in vars(module).values()]
-    return [
-        value for value in found if isinstance(value, type) and issubclass(value, BaseModel) and value is not BaseModel
-    ]
-
-
-@pytest.mark.parametrize("model", models(), ids=lambda model: model.__name__)
-def test_a_models_examples_are_instances_of_it(model: type[BaseModel]) -> None:
-    for example in model.model_json_schema().get("examples", []):
-        again = model.model_validate(example).model_dump(mode="json", exclude_unset=True)
-        assert again == example  # nothing in it that the model does not know
 
 
 # The server

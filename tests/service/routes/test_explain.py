@@ -23,7 +23,8 @@ from models.versions.store import VersionStore
 from service.errors import DeadlinePassed
 from service.inference.servable import EmptyModel
 from service.routes import explain as module
-from service.routes.explain import Explainer, Explanation, explain
+from service.routes.explain import Explainer, explain
+from service.wire.predictions import Explanation
 from tests.support.images import make_image
 from tests.support.servers import RunningServer, known_image, learned_folder, novel_image, running_server
 

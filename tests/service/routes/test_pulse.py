@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from models.images import ImageLimits
 from service.inference.servable import EmptyModel, ServableModel
 from service.routes.pulse import BINS, EDGES, KEPT, SECONDS, SWAPS, Pulse, quantile
-from service.wire.schemas import Failure, ImageProblem, Prediction
+from service.wire.predictions import Failure, ImageProblem, Prediction
 from tests.support.servers import RunningServer, known_image, learned_folder, novel_image, running_server
 
 START = 1_700_000_000.0

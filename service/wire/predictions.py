@@ -1,0 +1,118 @@
+"""`POST /predict` and `POST /explain`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+_KNOWN: dict[str, Any] = {
+    "id": "0193f1c2a4b7c0ffee120001",
+    "label": "apple",
+    "novel": False,
+    "score": -3.1,
+    "calibrated_score": 0.62,
+    "p_novel": 0.08,
+    "task": 0,
+    "nearest": [{"label": "apple", "share": 0.93}, {"label": "pear", "share": 0.05}],
+    "version": 7,
+}
+_NOVEL: dict[str, Any] = {
+    **_KNOWN,
+    "id": "0193f1c2a4b7c0ffee120002",
+    "label": None,
+    "novel": True,
+    "score": -19.8,
+    "calibrated_score": 0.01,
+    "p_novel": 0.97,
+}
+_FAILED: dict[str, Any] = {
+    "error": {"code": "broken_image", "detail": "the image cannot be decoded, it is damaged or cut short"}
+}
+
+
+class Nearest(BaseModel):
+    """A known class that the image resembles."""
+
+    label: str
+    share: float = Field(description="its share of all classes' scores, 0 to 1")
+
+
+class Prediction(BaseModel):
+    """The answer to one image."""
+
+    id: str = Field(description="identifies this answer, for example to correct it later")
+    label: str | None = Field(description="the class, or null when the image is novel")
+    novel: bool = Field(description="true: the image belongs to none of the learned classes")
+    score: float | None = Field(description="log-score of the best class; null while nothing is learned")
+    calibrated_score: float = Field(description="its quantile among known images, 0 to 1; comparable across versions")
+    p_novel: float = Field(description="probability of no learned class, by another measure: decide by `novel`")
+    task: int | None = Field(description="the task that the best class was learned in, from 0")
+    nearest: list[Nearest] = Field(description="the most similar classes, best first, also when novel")
+    version: int = Field(description="the version that answered; 0 while nothing is learned")
+
+
+class ImageProblem(BaseModel):
+    """Why one of several images has no answer."""
+
+    code: str = Field(description="the code that a request with this image only would have failed with")
+    detail: str
+
+
+class Failure(BaseModel):
+    """Takes the place of the prediction of an image that could not be read."""
+
+    error: ImageProblem
+
+
+class Predictions(BaseModel):
+    """One entry per image, in the order in which the images were sent."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"predictions": [_KNOWN, _NOVEL, _FAILED]}]})
+
+    predictions: list[Prediction | Failure]
+
+
+class Base64Images(BaseModel):
+    """Images as base64 text, plain or as `data:` URLs."""
+
+    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"images": ["/9j/4AAQSkZJRg..."]}]})
+
+    images: list[str]
+
+
+class ClassEvidence(BaseModel):
+    """The evidence for one class."""
+
+    name: str
+    label: str | None = Field(description="the label it is answered as: another class after a merge, null if retired")
+    probability: float = Field(description="p(class | image, task), with `ood` in the denominator")
+    distance: float = Field(description="Mahalanobis distance in the task's own features")
+    frozen_distance: float = Field(description="Mahalanobis distance in the frozen backbone's features")
+    score: float = Field(description="the rule's log-score; the largest of all classes is the answer's")
+
+
+class TaskEvidence(BaseModel):
+    """The evidence of one task's network."""
+
+    task: int
+    p_ood: float = Field(description="probability of its head's `ood` output: none of its classes")
+    p_known: float = Field(description="probability that the image belongs to this task, by head and distance")
+    coefficient: float = Field(description="s(x), the inverse of its smallest distance")
+    classes: list[ClassEvidence]
+
+
+class Explanation(BaseModel):
+    """An answer and the evidence for it."""
+
+    version: int = Field(description="the version that answered; 0 while nothing is learned")
+    label: str | None
+    novel: bool
+    score: float | None
+    threshold: float | None = Field(description="a score below it is novel; null while nothing is learned")
+    calibrated_score: float
+    calibrated_threshold: float | None = Field(description="the threshold as a quantile of known images")
+    p_novel: float
+    rule: str | None
+    constants: dict[str, float] = Field(description="the fitted constants of the rule")
+    tasks: list[TaskEvidence]

@@ -1,0 +1,67 @@
+"""`/tasks`: labelled batches and their way to a version.
+
+`TaskState` and `TaskProgress` repeat those of `tasks.queue.task`, which the client must not import; a test compares
+them.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+TaskState = Literal["queued", "learning", "evaluating", "published", "rejected", "failed", "cancelled"]
+
+
+class TaskProgress(BaseModel):
+    """Progress of the training."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    phase: str
+    epoch: int = 0
+    epochs: int = 0
+    loss: float | None = None
+    progress: float = Field(0.0, description="of the whole task, 0 to 1")
+    seconds_left: float | None = None
+    losses: tuple[float, ...] = Field((), description="the losses so far, at most 200 points")
+
+
+class TaskAnswer(BaseModel):
+    """One task."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    id: str
+    state: TaskState
+    created: datetime
+    updated: datetime
+    submitted_by: str
+    counts: dict[str, int] = Field(description="images per class")
+    attempts: int = Field(description="how often a worker has claimed it")
+    cancel_requested: bool = False
+    progress: TaskProgress | None = None
+    version: int | None = Field(None, description="the version that it became")
+    reason: str | None = Field(None, description="why it was rejected, failed, or is tried again")
+    result: dict[str, Any] | None = Field(None, description="the gate's result: accuracy and AUC, per task")
+    fresh: bool = Field(True, description="false: the same batch was submitted before, and this is its task")
+
+
+class TaskPage(BaseModel):
+    """Some tasks, newest first."""
+
+    tasks: list[TaskAnswer]
+    next: str | None = Field(None, description="pass it as `before` for the next page")
+    counts: dict[str, int] = Field(description="stored tasks, by state")
+
+
+class Labels(BaseModel):
+    """A batch of images that the server already has: per class, the ids of novelties or predictions."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={"examples": [{"classes": {"kiwi": ["0193f1c2a4b7c0ffee120002", "9f2c...64 digits"]}}]},
+    )
+
+    classes: dict[str, Annotated[list[str], Field(max_length=20_000)]]

@@ -1,0 +1,70 @@
+"""The wire types: their examples are valid, and what they repeat of the task queue agrees with it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import get_args
+
+import pytest
+from pydantic import BaseModel
+
+from service import wire
+from service.wire.tasks import TaskAnswer, TaskProgress, TaskState
+from tasks.queue import task as domain
+
+
+def models() -> list[type[BaseModel]]:
+    modules = [import_module(f"{wire.__name__}.{module.name}") for module in iter_modules(wire.__path__)]
+    found = {value for module in modules for value in vars(module).values() if isinstance(value, type)}
+    return sorted(
+        (value for value in found if issubclass(value, BaseModel) and value is not BaseModel),
+        key=lambda model: model.__name__,
+    )
+
+
+@pytest.mark.parametrize("model", models(), ids=lambda model: model.__name__)
+def test_a_models_examples_are_instances_of_it(model: type[BaseModel]) -> None:
+    for example in model.model_json_schema().get("examples", []):
+        again = model.model_validate(example).model_dump(mode="json", exclude_unset=True)
+        assert again == example  # the example has no field that the model lacks
+
+
+def test_task_states_on_the_wire_are_those_of_the_queue() -> None:
+    assert get_args(TaskState) == get_args(domain.TaskState)
+
+
+def test_task_progress_on_the_wire_has_the_fields_and_defaults_of_the_queue() -> None:
+    fields = {name: (field.default, field.is_required()) for name, field in TaskProgress.model_fields.items()}
+
+    assert fields == {
+        name: (field.default, field.is_required()) for name, field in domain.TaskProgress.model_fields.items()
+    }
+
+
+def test_every_task_field_on_the_wire_but_fresh_is_read_from_a_task() -> None:
+    names = set(TaskAnswer.model_fields) - {"fresh"}
+
+    assert names <= set(domain.Task.model_fields) | {"counts"}
+    assert names <= set(domain.TaskSummary.model_fields)
+
+
+def test_a_task_of_the_queue_becomes_a_task_on_the_wire() -> None:
+    now = datetime.now(UTC)
+    progress = domain.TaskProgress(phase="training", epoch=1, epochs=3, losses=(2.0, 1.0))
+    task = domain.Task(
+        id="t-1",
+        created=now,
+        updated=now,
+        submitted_by="anna",
+        batch_sha256="a" * 64,
+        classes={"kiwi": ["b" * 64]},
+        progress=progress,
+    )
+
+    answer = TaskAnswer.model_validate(task)
+
+    assert (answer.id, answer.counts, answer.fresh) == ("t-1", {"kiwi": 1}, True)
+    assert answer.progress is not None
+    assert answer.progress.model_dump() == progress.model_dump()
