@@ -1,0 +1,38 @@
+"""The GitHub workflow is valid and runs exactly what a developer runs."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import yaml
+
+from tests.support.paths import ROOT
+
+
+def _workflow() -> dict[Any, Any]:
+    workflow: dict[Any, Any] = yaml.safe_load((ROOT / ".github" / "workflows" / "test.yml").read_text())
+    return workflow
+
+
+def test_the_workflow_runs_make_test_and_no_other_command() -> None:
+    steps = [step for job in _workflow()["jobs"].values() for step in job["steps"]]
+    assert [step["run"] for step in steps if "run" in step] == ["make test"]
+
+
+def test_the_workflow_runs_on_pushes_and_pull_requests() -> None:
+    # YAML 1.1 reads the key `on` as true.
+    assert {"push", "pull_request"} <= set(_workflow()[True])
+
+
+def test_actions_are_pinned_to_a_major_version() -> None:
+    steps = [step for job in _workflow()["jobs"].values() for step in job["steps"]]
+    actions = [step["uses"] for step in steps if "uses" in step]
+    assert actions
+    assert all(re.fullmatch(r"actions/[\w-]+@v\d+", action) for action in actions)
+
+
+def test_the_workflow_uses_the_oldest_python_that_is_supported() -> None:
+    (job,) = _workflow()["jobs"].values()
+    (setup,) = [step for step in job["steps"] if step.get("uses", "").startswith("actions/setup-python@")]
+    assert f'requires-python = ">={setup["with"]["python-version"]}"' in (ROOT / "pyproject.toml").read_text()
