@@ -40,6 +40,7 @@ demo: $(STAMP) ## with the service running: teach it, show it something new, lab
 
 docs: $(STAMP) ## write docs/settings.md and Grafana's dashboards anew
 	$(BIN)/python docs/generate.py
+	$(BIN)/python docs/package_graph.py
 	$(BIN)/python deploy/grafana/generate.py
 
 format: $(STAMP) ## format the code and fix what can be fixed
