@@ -15,7 +15,7 @@ ENVIRONMENT = {
 
 @pytest.fixture(scope="module")
 def restore_torch_settings() -> Iterator[None]:
-    """Restore what `set_up_torch` changes for the whole process."""
+    """Restore what `configure_torch` changes for the whole process."""
     torch = pytest.importorskip("torch")
     threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     yield

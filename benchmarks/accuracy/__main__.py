@@ -18,8 +18,8 @@ from benchmarks.accuracy.run import METHODS, run
 from benchmarks.machine import machine
 from models.network.backbone import open_backbone
 from trainer.learning.progress import Event
+from trainer.learning.reproducibility import configure_torch
 from trainer.learning.settings import LearnerSettings
-from trainer.learning.torch_setup import set_up_torch
 
 
 def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     settings = LearnerSettings(
         memory=args.memory, seed=args.seed, adapted_blocks=args.adapted_blocks, threads=args.threads
     )
-    set_up_torch(settings)
+    configure_torch(settings)
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         backbone = open_backbone(Path(folder) / "data", args.backbone, args.weights, args.adapted_blocks)

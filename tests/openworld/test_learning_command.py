@@ -342,10 +342,10 @@ def test_learning_without_torch_says_what_to_install(
 
 
 def test_two_trainings_in_one_folder_are_refused(first: Path, batches: SimpleNamespace, run: Run) -> None:
-    from trainer.attempt import alone
+    from trainer.data_folder import training_lock
 
     before = tree(first)
-    with alone(first):
+    with training_lock(first):
         code, _, err = run("learn", batches.second, "--data", first)
     assert code == 2
     assert "another training is running" in err

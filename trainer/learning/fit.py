@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from models.inference.model import Adapters, Head, SharedAdapters
@@ -22,7 +23,7 @@ from models.network.adapted_blocks import Masks, TaskTensors, fold
 from models.network.backbone import Backbone
 from trainer.learning.checkpoint import Checkpoint, Tensors
 from trainer.learning.progress import Progress
-from trainer.learning.randomness import stream, truncated_normal
+from trainer.learning.reproducibility import random_stream
 from trainer.learning.settings import LearnerSettings
 from trainer.learning.tokens import Tokens
 
@@ -50,7 +51,7 @@ class Fitted:
 def new_shared(backbone: Backbone, settings: LearnerSettings) -> SharedAdapters:
     """Adapters before the first task: W ~ trunc-normal(0.02), b = 0, nothing taken."""
     a, d, b = backbone.adapters, backbone.spec.dimensions, settings.bottleneck
-    rng = stream(settings.seed, "adapters", 0)
+    rng = random_stream(settings.seed, "adapters", 0)
     adapters = Adapters(
         w1=truncated_normal(rng, (a, b, d)),
         b1=np.zeros((a, b), np.float32),
@@ -65,7 +66,7 @@ def grow(shared: SharedAdapters, settings: LearnerSettings) -> SharedAdapters:
     if shared.used_ratio < settings.grow_when_used:
         return shared
     a, b, d = shared.adapters.w1.shape
-    more, rng = settings.bottleneck, stream(settings.seed, "adapters", b)
+    more, rng = settings.bottleneck, random_stream(settings.seed, "adapters", b)
     w1, w2 = truncated_normal(rng, (a, more, d)), truncated_normal(rng, (a, d, more))
     zeros = np.zeros((a, more), np.float32)
     adapters = Adapters(
@@ -76,6 +77,14 @@ def grow(shared: SharedAdapters, settings: LearnerSettings) -> SharedAdapters:
     )
     grown = SharedAdapters(adapters, np.concatenate([shared.used1, zeros], axis=1), shared.used2)
     return grow(grown, settings)  # again, where one step is not enough
+
+
+def truncated_normal(rng: np.random.Generator, shape: tuple[int, ...], std: float = 0.02) -> NDArray[np.float32]:
+    """Normal draws within two standard deviations, the usual start of a transformer's weights."""
+    draws = rng.standard_normal(shape)
+    while (outside := np.abs(draws) > 2).any():
+        draws[outside] = rng.standard_normal(int(outside.sum()))
+    return (draws * std).astype(np.float32)
 
 
 def work(data: TaskData, settings: LearnerSettings) -> int:
@@ -100,7 +109,7 @@ class _Network:
         name: str,
         device: torch.device,
     ) -> None:
-        rng = stream(settings.seed, name, "start")
+        rng = random_stream(settings.seed, name, "start")
         a, d, b = backbone.adapters, backbone.spec.dimensions, shared.bottleneck
         start = {part: getattr(shared.adapters, part) for part in ADAPTER_PARTS}
         start |= {"norm_w": backbone.norm_w.numpy(), "norm_b": backbone.norm_b.numpy()}
@@ -188,7 +197,7 @@ def fit(
     per_epoch = work(data, settings) / settings.epochs
     progress.skip(finished * per_epoch)
     for epoch in range(finished, settings.epochs):
-        loss = _epoch(tokens, backbone, network, data, settings, stream(settings.seed, phase, "epoch", epoch))
+        loss = _epoch(tokens, backbone, network, data, settings, random_stream(settings.seed, phase, "epoch", epoch))
         checkpoint.save(phase, epoch + 1, network.state())
         progress.report(phase, epoch + 1, settings.epochs, per_epoch, loss)
     return network.finish()

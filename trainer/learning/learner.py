@@ -24,7 +24,7 @@ from trainer.learning.fit import Fitted, TaskData, fit, grow, new_shared, work
 from trainer.learning.gate import Verdict, judge
 from trainer.learning.memory import HeldOut, Samples, bounded, check_size, merged, remember, split, unseen
 from trainer.learning.progress import Progress
-from trainer.learning.randomness import stream
+from trainer.learning.reproducibility import random_stream
 from trainer.learning.rule_fit import fit_rule
 from trainer.learning.settings import LearnerSettings
 from trainer.learning.tokens import Tokens
@@ -68,7 +68,7 @@ class Learner:
         lone = [f"class {name!r} is new and has one image: add another" for name, keys in new.items() if len(keys) < 2]
         if lone:
             raise BatchError(lone)
-        rng = stream(self.settings.seed, "task", len(parent.tasks), *sorted(images))
+        rng = random_stream(self.settings.seed, "task", len(parent.tasks), *sorted(images))
         self._plan(parent, samples, images, new, progress)
         model, held_out = parent, list(samples.held_out)
         replay = [key for keys in samples.memory.values() for key in keys]

@@ -14,7 +14,7 @@ from models.images import load_pixels, read_image
 from models.network.adapted_blocks import TaskTensors
 from models.network.backbone import Backbone
 from trainer.learning.augmentation import augment
-from trainer.learning.randomness import stream
+from trainer.learning.reproducibility import random_stream
 
 CHUNK = 32  # images a pass: small enough for any memory, large enough to keep the cores busy
 KEPT_BYTES = 4 * 2**30
@@ -76,7 +76,7 @@ class Tokens:
             return load_pixels(self._read(key), preprocessing)
         # An augmented view is a crop of the image: it needs more pixels than the plain one.
         image = read_image(self._read(key), hint=preprocessing.resize * 5 // 4)
-        return preprocessing.apply(augment(image, stream(self._seed, "view", key, view)))
+        return preprocessing.apply(augment(image, random_stream(self._seed, "view", key, view)))
 
     def get(self, keys: Sequence[str], views: Sequence[int] | None = None) -> Tensor:
         """(n, P, d), on the device."""

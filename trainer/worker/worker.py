@@ -124,8 +124,10 @@ class Worker:
         """What to tell the queue in the end."""
         try:
             batch = self._batch(lease.task)
-            patience = 0.0 if lease.delivery > 1 else self._queue.lease_seconds
-            outcome = learn_batch(self._root, batch, self._settings, watch.heard, images_stored=True, patience=patience)
+            lock_timeout = 0.0 if lease.delivery > 1 else self._queue.lease_seconds
+            outcome = learn_batch(
+                self._root, batch, self._settings, watch.heard, images_stored=True, lock_timeout=lock_timeout
+            )
         except BatchError as error:
             problems = "; ".join(error.problems)
             return self._failed(lease, problems, retry=False)

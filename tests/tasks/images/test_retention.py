@@ -39,7 +39,7 @@ from trainer.learning.checkpoint import Checkpoint
 from trainer.learning.learner import Learned, Learner
 from trainer.learning.memory import HeldOut, Samples
 from trainer.learning.tokens import Tokens
-from trainer.publish import _parent
+from trainer.publish import Parent
 
 DAY = 86400.0
 Unfinished = Callable[[], Mapping[str, Collection[str]]]
@@ -310,14 +310,15 @@ def test_the_next_task_is_learned_without_the_images_that_were_deleted(
     store.publish(
         manifest_of(learned.model, backbone.spec, graphs={}), learned.model.tensors(), learned.samples.to_json()
     )
-    assert _parent(store, learner, images).samples == learned.samples
+    assert Parent.load(store).without_deleted(images).samples == learned.samples
     assert caplog.text == ""
     gone = [*learned.samples.memory["class 0"], learned.samples.held_out[-1].key]
     for sha in gone:
         Retention(store).remove(sha)
-    parent = _parent(store, learner, images)
+    parent = Parent.load(store).without_deleted(images)
+    assert parent.model is not None
     assert f"{len(gone)} images of version 1 were deleted" in caplog.text
-    assert parent.lost == tuple(sorted(gone))
+    assert parent.deleted == tuple(sorted(gone))
     assert not parent.samples.keys & set(gone)
     fresh = Learner(backbone, Tokens(backbone, images.read), tiny_settings())  # that remembers no token of them
     child = fresh.learn(parent.model, parent.samples, second, Checkpoint(None), silent_progress())

@@ -1,0 +1,86 @@
+"""The data folder during a training: one training at a time, and a failed one leaves no files behind."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+from models import files
+from models.errors import StoreError
+from tasks.images.store import ImageStore
+
+# What a training creates in a data folder. Other programs keep files of their own there.
+TRAINING_FILES = (
+    *("backbone.json", "backbone.safetensors", "images", "graphs", "work"),
+    *("versions", "rejected", "promotions.jsonl", ".lock"),
+)
+
+
+@contextmanager
+def training_lock(root: Path, timeout: float | None = None) -> Iterator[None]:
+    """Allow one training per data folder: two would share checkpoints, and only one of them could publish.
+
+    Without `timeout`, StoreError if another training runs. With it, wait so many seconds and then continue without
+    the lock, because its holder may hang. That is safe for a worker that holds the task's lease: two attempts at one
+    task write the same checkpoints, and one of them publishes.
+    """
+    with ExitStack() as stack:
+        try:
+            files.make_folder(root / "work")
+            stack.enter_context(files.file_lock(root / "work" / ".lock", timeout or 0.0))
+        except TimeoutError as error:
+            if timeout is None:
+                raise StoreError(
+                    f"another training is running in {root}: wait until it ends, then try again"
+                ) from error
+        except OSError as error:
+            raise StoreError(
+                f"the data folder {root} cannot be written ({error}): check the path and its rights"
+            ) from error
+        yield
+
+
+def check_disk_space(root: Path, needed: int) -> None:
+    folder = next(folder for folder in (root, *root.absolute().parents) if folder.is_dir())
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise StoreError(
+            f"not enough disk space for {root}: learning this batch may need {needed / 2**20:,.0f} MiB, "
+            f"{free / 2**20:,.0f} MiB are free. Free some space, or choose a data folder on another disk."
+        )
+
+
+class Rollback:
+    """Removes what a failed training added to the data folder.
+
+    In a folder with a backbone only images are removed: the other files are small, or the next attempt resumes from
+    them.
+    """
+
+    def __init__(self, root: Path) -> None:
+        root = root.absolute()
+        self._images = ImageStore(root)
+        self._added: list[str] = []
+        self._folders = [folder for folder in (root, *root.parents) if not folder.exists()]  # innermost first
+        in_use = (root / "backbone.json").exists()
+        self._files = [] if in_use else [root / name for name in TRAINING_FILES if not (root / name).exists()]
+
+    def put(self, sha256: str, data: bytes) -> None:
+        """Store an image, to be removed by `run` if the store did not hold it before."""
+        if sha256 not in self._images:
+            self._added.append(sha256)
+        self._images.put(data)
+
+    def run(self) -> None:
+        """Remove as much as possible: an error here must not hide the error that made the training fail."""
+        for sha256 in self._added:
+            with suppress(StoreError):
+                self._images.remove(sha256)
+        for path in self._files:
+            with suppress(OSError):
+                files.remove(path)
+        for folder in self._folders:
+            with suppress(OSError):  # not empty: another process uses it
+                folder.rmdir()
