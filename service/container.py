@@ -10,8 +10,8 @@ from typing import Annotated
 from fastapi import Depends, Request
 
 from models.errors import StoreError
-from models.inference.runtime import gpu_present
-from models.inference.runtime_cache import Runtimes
+from models.inference.providers import gpu_present
+from models.inference.runtime import RuntimeCache
 from models.versions.store import VersionStore
 from service.errors import NoQueue
 from service.http.admission import Admission, RateLimiter
@@ -57,7 +57,7 @@ class Container:
         store = VersionStore(settings.data)
         self.active_version = ActiveVersion(
             store,
-            Runtimes(store, settings.device, settings.threads),
+            RuntimeCache(store, settings.device, settings.threads),
             settings.image_limits,
             self.metrics,
             poll_seconds=settings.poll_seconds,

@@ -17,11 +17,10 @@ import numpy as np
 
 from models import files
 from models.errors import BackboneError, CorruptVersion, NothingLearned, StaleParent, StoreError
-from models.inference.loading import read_model
-from models.inference.model import Model
+from models.inference.model import Model, read_model
 from models.network.backbone import Backbone, open_backbone
 from models.network.export import export
-from models.versions.edits import unusable
+from models.versions.edits import unusable_labels
 from models.versions.manifest import Manifest
 from models.versions.store import VersionStore
 from tasks.batch.check import LabelledBatch
@@ -138,7 +137,7 @@ def _checked_parent(store: VersionStore, batch: LabelledBatch, settings: Learner
     """Load the parent, and refuse a batch that cannot be learned on it before anything is written."""
     parent = Parent.load(store)
     if parent.manifest is not None:
-        if problems := unusable(parent.manifest, batch.classes):
+        if problems := unusable_labels(parent.manifest, batch.classes):
             raise BatchError(problems)
         unseen(batch.keys, parent.samples, {image.sha256: image.origin for image in batch.images})
     weights = settings.backbone_weights

@@ -10,7 +10,7 @@ import numpy as np
 
 from benchmarks.accuracy.data import ImageSet, Stream
 from benchmarks.accuracy.metrics import Result, Step, measure
-from models.inference.evidence import Features, gather
+from models.inference.evidence import Features
 from models.inference.model import Head, Model
 from models.network.adapted_blocks import tensors_of
 from models.network.backbone import Backbone
@@ -111,4 +111,4 @@ def _score(
     column = {name: c for c, name in enumerate(model.classes)}
     columns = np.array([column[sample.label] for sample in samples.held_out])
     rule = fit_rule(method.rule, held_out_evidence(model, held_out, samples.held_out), columns)
-    return Step(rule.log_scores(gather(model, features)), model.task_of_class)
+    return Step(rule.log_scores(model.evidence(features)), model.task_of_class)

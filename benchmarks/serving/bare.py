@@ -23,7 +23,8 @@ from pathlib import Path
 
 from benchmarks.serving.figures import Measured
 from benchmarks.serving.load import EXPECTED
-from models.inference.predictor import Array, Predictor
+from models.inference.evidence import Array
+from models.inference.predictor import Predictor
 
 Rate = dict[str, float]  # images_per_second and cpu_ms_per_image
 

@@ -43,7 +43,7 @@ def answer(model: Model, evidence: Evidence) -> list[Answer]:
     log_scores = model.rule.log_scores(evidence)  # (n, C)
     scores = log_scores.max(axis=1)
     calibrated = model.calibration.calibrated(scores)
-    novelty = p_novel(model.calibration.p_known(evidence.logits, evidence.distances))
+    novelty = p_novel(model.calibration.p_known(evidence))
     shares = _shares(log_scores)
     order = np.argsort(-log_scores, axis=1, kind="stable")
     labels, tasks, threshold = model.labels, model.task_of_class, float(model.calibration.threshold[0])

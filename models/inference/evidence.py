@@ -1,4 +1,8 @@
-"""From features to evidence: what every task and the frozen backbone say of an image, before any rule weighs it."""
+"""Evidence about images: the logits and distances of every task, before a rule weighs them.
+
+Shapes, here and where it is used: n images, T tasks, c_k classes in task k, C classes in total, d dimensions of a
+feature.
+"""
 
 from __future__ import annotations
 
@@ -8,33 +12,34 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from models.inference.model import Model
-
+Array = NDArray[np.float32]
 Floats = NDArray[np.float64]
+SMALLEST_DISTANCE = 1e-9  # an image may lie exactly on a class mean
 
 
 @dataclass(frozen=True)
 class Features:
-    """n images through each task's network and through the frozen backbone."""
+    """The features of n images under each task's network and under the frozen backbone."""
 
-    tasks: Sequence[NDArray[np.float32]]  # T times (n, d)
-    frozen: NDArray[np.float32]  # (n, d)
+    tasks: Sequence[Array]  # T times (n, d)
+    frozen: Array  # (n, d)
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """All that a rule may look at, for n images."""
+    """The inputs of a rule, for n images."""
 
     logits: list[Floats]  # T times (n, c_k + 1), `ood` last
     distances: list[Floats]  # T times (n, c_k), Mahalanobis to each class under the task's covariance
-    frozen: Floats  # (n, C), Mahalanobis to every class under the one covariance of all classes
+    frozen: Floats  # (n, C), Mahalanobis to every class under one covariance of all classes
 
 
-def gather(model: Model, features: Features) -> Evidence:
-    """Heads and Mahalanobis distances on the features: a few small matrix products."""
-    pairs = list(zip(model.tasks, features.tasks, strict=True))
-    return Evidence(
-        logits=[task.head.logits(z) for task, z in pairs],
-        distances=[task.gaussians.distances(z) for task, z in pairs],
-        frozen=model.frozen.distances(features.frozen),
-    )
+def log_softmax(logits: Floats) -> Floats:
+    shifted = logits - logits.max(axis=1, keepdims=True)
+    out: Floats = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+    return out
+
+
+def log_distance(distances: Floats) -> Floats:
+    out: Floats = np.log(np.maximum(distances, SMALLEST_DISTANCE))
+    return out

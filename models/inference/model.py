@@ -1,4 +1,4 @@
-"""What has been learned, as plain arrays: everything a version holds and a server needs, with no torch in sight."""
+"""A learned model as plain arrays, without torch: all that a version stores and a server needs."""
 
 from __future__ import annotations
 
@@ -9,18 +9,22 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from models.errors import CorruptVersion
+from models.images import Preprocessing
 from models.inference.calibration import Calibration
+from models.inference.evidence import Array, Evidence, Features
 from models.inference.gaussians import Gaussians
 from models.inference.rules import Rule
-from models.versions.aliases import label_of
+from models.versions.backbone_spec import BackboneSpec
+from models.versions.edits import label_of
+from models.versions.store import LoadedVersion
 
-Array = NDArray[np.float32]
 Tensors = dict[str, NDArray[Any]]
 
 
 @dataclass(frozen=True)
 class Adapters:
-    """A adapters of B bottleneck units over d dimensions (see models/network.py)."""
+    """A adapters of B bottleneck units over d dimensions (see models/network/adapted_blocks.py)."""
 
     w1: Array  # (A, B, d)
     b1: Array  # (A, B)
@@ -30,7 +34,7 @@ class Adapters:
 
 @dataclass(frozen=True)
 class SharedAdapters:
-    """The adapters that every task is trained in, and which of their units the tasks so far have taken."""
+    """The adapters that every task is trained in, and the units that the tasks so far use."""
 
     adapters: Adapters
     used1: Array  # (A, B), cumulative mask of the bottleneck units, 0 or 1
@@ -42,18 +46,18 @@ class SharedAdapters:
 
     @property
     def used_ratio(self) -> float:
-        """The share of bottleneck units taken in the fullest adapter: 1.0 means that a layer is full."""
+        """The share of used bottleneck units in the fullest adapter; at 1.0 a layer has no free unit."""
         return float(self.used1.mean(axis=1).max())
 
     @property
     def capacity(self) -> dict[str, float]:
-        """How much of the adapters is taken, for reports."""
+        """Used units, for reports."""
         return {"bottleneck": self.bottleneck, "used_mean": float(self.used1.mean()), "used_max": self.used_ratio}
 
 
 @dataclass(frozen=True)
 class Head:
-    """A task's classifier: its classes, then `ood` (the last row)."""
+    """A task's classifier: its classes, then `ood` in the last row."""
 
     weight: Array  # (c + 1, d)
     bias: Array  # (c + 1,)
@@ -67,7 +71,7 @@ class TaskModel:
     """One learned task."""
 
     classes: tuple[str, ...]
-    adapters: Adapters  # its own folded copy: later tasks cannot reach it
+    adapters: Adapters  # a folded copy: later tasks do not change it
     norm_w: Array  # (A + 1, d)
     norm_b: Array  # (A + 1, d)
     head: Head
@@ -76,14 +80,16 @@ class TaskModel:
 
 @dataclass(frozen=True)
 class Model:
-    """All tasks learned so far, and the rule that turns their evidence into an answer."""
+    """All tasks learned so far, and the rule that turns their evidence into scores."""
 
     shared: SharedAdapters
     tasks: tuple[TaskModel, ...]
-    frozen: Gaussians  # every class, in the backbone's own feature space, one covariance (streaming LDA)
+    frozen: Gaussians  # all classes in the backbone's feature space, one covariance (streaming LDA)
     rule: Rule
     calibration: Calibration
-    aliases: Mapping[str, str | None] = field(default_factory=dict)  # what people said since: models/edits.py
+    aliases: Mapping[str, str | None] = field(
+        default_factory=dict
+    )  # merged and retired classes: models/versions/edits.py
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -92,20 +98,29 @@ class Model:
 
     @property
     def labels(self) -> tuple[str | None, ...]:
-        """What each class is answered as; None when people retired it."""
+        """The label that each class is answered as; None for a retired class."""
         return tuple(label_of(name, self.aliases) for name in self.classes)
 
     @property
     def task_of_class(self) -> NDArray[np.int64]:
         return np.repeat(np.arange(len(self.tasks)), [len(task.classes) for task in self.tasks]).astype(np.int64)
 
+    def evidence(self, features: Features) -> Evidence:
+        """Heads and Mahalanobis distances on the features of n images."""
+        pairs = list(zip(self.tasks, features.tasks, strict=True))
+        return Evidence(
+            logits=[task.head.logits(z) for task, z in pairs],
+            distances=[task.gaussians.distances(z) for task, z in pairs],
+            frozen=self.frozen.distances(features.frozen),
+        )
+
     def with_heads(self, heads: Mapping[int, Head]) -> Model:
-        """The same model with some heads replaced: all that back-updating changes."""
+        """The model with some heads replaced; back-updating changes nothing else."""
         tasks = tuple(replace(task, head=heads.get(k, task.head)) for k, task in enumerate(self.tasks))
         return replace(self, tasks=tasks)
 
     def tensors(self) -> Tensors:
-        """Every array under a flat name, ready for safetensors."""
+        """Every array by a flat name, for safetensors."""
         out = {**_flat("shared", self.shared.adapters), "shared.used1": self.shared.used1}
         out["shared.used2"] = self.shared.used2
         out |= _flat("frozen", self.frozen) | _flat("calibration", self.calibration)
@@ -135,12 +150,25 @@ class Model:
         frozen = _read(Gaussians, tensors, "frozen")
         for task in tasks:
             if len(task.head.bias) != len(task.classes) + 1 or len(task.gaussians.means) != len(task.classes):
-                raise ValueError(
-                    f"the task of {', '.join(task.classes)} has another number of classes than its tensors"
-                )
+                raise ValueError(f"the tensors of the task {', '.join(task.classes)} have another number of classes")
         if len(frozen.means) != sum(len(names) for names in classes):
-            raise ValueError("the frozen statistics have another number of classes than the tasks")
+            raise ValueError("the frozen Gaussians have another number of classes than the tasks")
         return cls(shared, tasks, frozen, rule, _read(Calibration, tensors, "calibration"), dict(aliases or {}))
+
+
+def read_model(loaded: LoadedVersion) -> tuple[Model, Preprocessing]:
+    """The model and the preprocessing of a version whose bytes were verified; CorruptVersion if they do not parse."""
+    manifest = loaded.manifest
+    try:
+        model = Model.from_tensors(loaded.tensors, manifest.tasks, Rule.from_dict(manifest.rule), manifest.aliases)
+        preprocessing = BackboneSpec.from_dict(manifest.backbone).preprocessing
+        if preprocessing.sha256 != manifest.preprocessing_sha256:
+            raise ValueError("the preprocessing does not match its sha256")
+        return model, preprocessing
+    except (KeyError, TypeError, ValueError) as error:
+        raise CorruptVersion(
+            f"version {manifest.version}: not in the format that this openworld reads ({error!r}); upgrade openworld"
+        ) from error
 
 
 T = TypeVar("T", Adapters, Head, Gaussians, Calibration)

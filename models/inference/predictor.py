@@ -1,4 +1,4 @@
-"""A version of a data folder, ready to answer: from image bytes to answers, with no torch in sight."""
+"""One version of a data folder, ready to answer: image bytes to answers, without torch."""
 
 from __future__ import annotations
 
@@ -8,23 +8,19 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from models.errors import ImageError
 from models.images import DEFAULT_LIMITS, ImageLimits, Preprocessing, load_pixels
 from models.inference.answer import Answer, answer
-from models.inference.evidence import gather
-from models.inference.loading import read_model
-from models.inference.model import Model
-from models.inference.runtime import CHUNK, Device, Runtime
-from models.inference.runtime_cache import Runtimes
+from models.inference.evidence import Array
+from models.inference.model import Model, read_model
+from models.inference.providers import Device
+from models.inference.runtime import CHUNK, Runtime, RuntimeCache
 from models.versions.store import LoadedVersion, VersionStore
-
-Array = NDArray[np.float32]
 
 
 class Scored(NamedTuple):
-    """An answer, and the frozen backbone's feature that likeness is measured by (None where there is no backbone)."""
+    """An answer, and the frozen backbone's feature for measuring similarity (None without a backbone)."""
 
     answer: Answer
     embedding: Array | None
@@ -32,7 +28,7 @@ class Scored(NamedTuple):
 
 @dataclass(frozen=True)
 class Predictor:
-    """One version, loaded and checked. Its methods may be called from several threads."""
+    """A loaded and verified version. Thread-safe."""
 
     version: int
     model: Model
@@ -44,33 +40,35 @@ class Predictor:
     def open(
         cls, root: Path, version: int | None = None, device: Device = "auto", threads: int | None = None
     ) -> Predictor:
-        """The version, or the current one; NothingLearned when there is none, CorruptVersion when it is not whole."""
+        """Load a version, by default the current one; raises NothingLearned or CorruptVersion."""
         store = VersionStore(root)
-        return cls.of(store.load(version), Runtimes(store, device, threads))
+        return cls.from_version(store.load(version), RuntimeCache(store, device, threads))
 
     @classmethod
-    def of(cls, loaded: LoadedVersion, runtimes: Runtimes, limits: ImageLimits = DEFAULT_LIMITS) -> Predictor:
-        """A version on the runtime that it shares with all others of its backbone."""
+    def from_version(
+        cls, loaded: LoadedVersion, runtimes: RuntimeCache, limits: ImageLimits = DEFAULT_LIMITS
+    ) -> Predictor:
+        """A version on the runtime that it shares with all versions of its backbone."""
         model, preprocessing = read_model(loaded)
-        return cls(loaded.manifest.version, model, preprocessing, runtimes.of(loaded.manifest), limits)
+        return cls(loaded.manifest.version, model, preprocessing, runtimes.get(loaded.manifest), limits)
 
     @property
     def reference_points(self) -> int:
-        """Held-out scores that the calibrated score is a quantile of."""
+        """The number of held-out scores behind the calibrated score."""
         return len(self.model.calibration.reference)
 
     def decode(self, data: bytes) -> Array:
-        """The pixels of one image: (3, H, W)."""
+        """The pixels of an image: (3, H, W)."""
         return load_pixels(data, self.preprocessing, self.limits)
 
-    def score(self, pixels: Sequence[Array], alone: bool = True) -> list[Scored]:
-        """Every task of the version on every image, in one go; `alone` when nothing else is computed meanwhile."""
-        features = self.runtime.features_of(self.model, np.stack(pixels), alone)
-        answers = answer(self.model, gather(self.model, features))
+    def score(self, pixels: Sequence[Array], all_threads: bool = True) -> list[Scored]:
+        """One answer per image, in order; pass `all_threads=False` while other batches are computed."""
+        features = self.runtime.features(self.model, np.stack(pixels), all_threads)
+        answers = answer(self.model, self.model.evidence(features))
         return [Scored(*pair) for pair in zip(answers, features.frozen, strict=True)]
 
     def predict(self, images: Sequence[bytes]) -> list[Answer | ImageError]:
-        """An answer an image, in order; an image that cannot be read fails alone, with its error in its place."""
+        """One answer per image, in order; for an image that cannot be read, its error."""
         out: list[Answer | ImageError] = []
         for start in range(0, len(images), CHUNK):
             out += self._predict(images[start : start + CHUNK])
@@ -83,5 +81,5 @@ class Predictor:
                 pixels.append(self.decode(data))
             except ImageError as error:
                 errors[place] = error
-        read = iter(self.score(pixels) if pixels else [])
-        return [errors[place] if place in errors else next(read).answer for place in range(len(images))]
+        scored = iter(self.score(pixels) if pixels else [])
+        return [errors[place] if place in errors else next(scored).answer for place in range(len(images))]

@@ -1,24 +1,19 @@
-"""Rules: small pure functions from evidence to the log-score of every class.
+"""Rules: pure functions from evidence to the log-score of every class.
 
-A version names its rule and the constants that were fitted for it, so that a better rule is a new function here and
-nothing else. Scores are logarithms throughout: products of small numbers underflow, sums do not, and argmax and order
-are the same.
+A version records the name of its rule and the constants fitted for it; a new rule is a new function in `RULES`.
+Scores are logarithms: a product of small probabilities underflows, a sum of logarithms does not, and the order of the
+classes is the same.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from models.inference.evidence import Evidence
-
-Floats = NDArray[np.float64]
-SMALLEST_DISTANCE = 1e-9  # an image may lie exactly on a class mean
+from models.inference.evidence import Evidence, Floats, log_distance, log_softmax
 
 
 @dataclass(frozen=True)
@@ -42,26 +37,24 @@ class Rule:
         return cls(data["name"], dict(data["constants"]))
 
 
-def log_softmax(logits: Floats) -> Floats:
-    shifted = logits - logits.max(axis=1, keepdims=True)
-    out: Floats = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
-    return out
-
-
 def log_class_probabilities(logits: Floats, constants: Mapping[str, float]) -> Floats:
-    """log p(Y_k | x, k): `ood` counts in the denominator and is then dropped.
+    """log p(Y_k | x, k): `ood` counts in the denominator and is then dropped. (n, c_k + 1) -> (n, c_k)
 
-    The paper's temperature is 1. Heads that saw tens of images a class are far too sure of themselves, and their
-    probabilities then drown the coefficient; the temperature that held-out images ask for lets both be heard. It is
-    the scale alpha of the paper's output calibration, one for all tasks.
+    The paper's temperature is 1. A head trained on tens of images per class is overconfident, and its probabilities
+    then outweigh the coefficient; the temperature fitted on held-out images restores the balance. It is the scale alpha
+    of the paper's output calibration, one for all tasks.
     """
     return log_softmax(logits / constants.get("temperature", 1.0))[:, :-1]
 
 
 def log_coefficient(distances: Floats) -> Floats:
-    """log s_k(x), Eq. ensemble: the largest inverse Mahalanobis distance to a class of the task. (n, 1)"""
-    out: Floats = -np.log(np.maximum(distances.min(axis=1, keepdims=True), SMALLEST_DISTANCE))
-    return out
+    """log s_k(x), Eq. ensemble: the largest inverse Mahalanobis distance to a class of the task. (n, c_k) -> (n, 1)"""
+    return -log_distance(distances.min(axis=1, keepdims=True))
+
+
+def log_likelihood(distances: Floats) -> Floats:
+    """Gaussian log-likelihood of every class, up to a term that all classes share."""
+    return -0.5 * distances**2
 
 
 def plain(evidence: Evidence, constants: Mapping[str, float]) -> Floats:
@@ -80,13 +73,8 @@ def product(evidence: Evidence, constants: Mapping[str, float]) -> Floats:
     return paper(evidence, constants) + constants["frozen_weight"] * log_likelihood(evidence.frozen)
 
 
-def log_likelihood(distances: Floats) -> Floats:
-    """Gaussian log-likelihood of every class, up to what all classes share."""
-    return -0.5 * distances**2
-
-
 def frozen(evidence: Evidence, constants: Mapping[str, float]) -> Floats:
-    """Streaming LDA: the frozen backbone alone. The floor that MORE has to beat."""
+    """Streaming LDA on the frozen backbone: the baseline for MORE."""
     return log_likelihood(evidence.frozen)
 
 

@@ -1,28 +1,37 @@
-"""People mislabel: rename a class, merge it into another, retire it, restore it. Each is a version without training.
+"""Edits of classes: rename, merge, retire and restore. Each edit publishes a version without training.
 
-Only what people see changes: the tensors are the parent's, byte for byte. A rename is a new name everywhere; merging
-and retiring are aliases (`models/aliases.py`), which restoring takes away.
+An edit changes only the answers: the tensors are the parent's, byte for byte. A rename replaces the name everywhere.
+Merging and retiring add an alias, which restoring removes; training continues with the classes as they were learned, so
+every edit can be undone.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal
 
 from models.errors import ClassConflict, UnknownClass
-from models.versions.aliases import label_of
 from models.versions.manifest import Manifest
 from models.versions.store import By, LoadedVersion, VersionStore
 
 Kind = Literal["rename", "merge", "retire", "restore"]
+Aliases = Mapping[str, str | None]  # merged class -> the class that it is merged into; retired class -> None
+
+
+def label_of(name: str, aliases: Aliases) -> str | None:
+    """The label that a class is answered as; None when it, or the class that it is merged into, is retired."""
+    label: str | None = name
+    while label is not None and label in aliases:
+        label = aliases[label]
+    return label
 
 
 @dataclass(frozen=True)
 class Edit:
-    """What to do with the class `name`; `to` is its new name, or the class that it goes into."""
+    """A change of the class `name`; `to` is its new name, or the class that it is merged into."""
 
     kind: Kind
     name: str
@@ -30,14 +39,17 @@ class Edit:
 
     @property
     def reason(self) -> str:
-        """For the history."""
-        what = {"rename": "renamed", "merge": "merged", "retire": "retired", "restore": "restored"}[self.kind]
-        goal = {"rename": f" to {self.to}", "merge": f" into {self.to}"}.get(self.kind, "")
-        return f"{what} {self.name}{goal}"
+        """The description of the edit in the promotion log."""
+        return {
+            "rename": f"renamed {self.name} to {self.to}",
+            "merge": f"merged {self.name} into {self.to}",
+            "retire": f"retired {self.name}",
+            "restore": f"restored {self.name}",
+        }[self.kind]
 
 
 def publish_edit(store: VersionStore, edit: Edit, by: By, who: str) -> Manifest:
-    """The current version with the edit, as the next version. StaleParent when somebody else published meanwhile."""
+    """Publish the current version with the edit applied; StaleParent when another version was published first."""
     loaded = store.load()
     manifest, samples = edited(loaded, edit)
     return store.publish(manifest, loaded.tensors, samples, by=by, reason=f"{who}: {edit.reason}")
@@ -49,7 +61,7 @@ def edited(loaded: LoadedVersion, edit: Edit) -> tuple[Manifest, Any]:
     classes, aliases = parent.classes, dict(parent.aliases)
     tasks = parent.tasks
     _require(edit.name in classes, UnknownClass(f"there is no class {edit.name!r}: see GET /classes"))
-    active = [name for name in classes if name not in aliases]
+    active = parent.active_classes
     if edit.kind == "restore":
         _require(edit.name in aliases, ClassConflict(f"{edit.name!r} is in use: there is nothing to restore"))
         del aliases[edit.name]
@@ -83,20 +95,13 @@ def edited(loaded: LoadedVersion, edit: Edit) -> tuple[Manifest, Any]:
     return parent.model_copy(update=changes), samples
 
 
-def active_classes(manifest: Manifest) -> list[str]:
-    """What a version can answer, and what a batch may extend."""
-    return [name for name in manifest.classes if name not in manifest.aliases]
-
-
-def unusable(manifest: Manifest, labels: Collection[str]) -> list[str]:
-    """Labels of a batch that name a class which people have merged or retired, a line each with its remedy."""
+def unusable_labels(manifest: Manifest, labels: Collection[str]) -> list[str]:
+    """One problem with its remedy per label that names a merged or retired class."""
     problems = []
     for name in sorted(set(labels) & set(manifest.aliases)):
-        goal = label_of(name, manifest.aliases)
+        target = label_of(name, manifest.aliases)
         remedy = (
-            f"was merged into {goal!r}: label these images so"
-            if goal
-            else "is retired: restore it, or choose another name"
+            f"is merged into {target!r}: use that label" if target else "is retired: restore it, or use another label"
         )
         problems.append(f"class {name!r} {remedy}")
     return problems
@@ -112,7 +117,7 @@ def _renamed(name: str, edit: Edit) -> str:
 
 
 def _renamed_samples(samples: dict[str, Any], edit: Edit) -> dict[str, Any]:
-    """The images that a version keeps, under the new name (`trainer/memory.py` reads them)."""
+    """The version's samples under the new name (read by trainer/learning/memory.py)."""
     return {
         **samples,
         "memory": {_renamed(name, edit): keys for name, keys in samples["memory"].items()},

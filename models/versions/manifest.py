@@ -70,6 +70,11 @@ class Manifest(BaseModel):
         """All classes, in the order of the tasks."""
         return [name for names in self.tasks for name in names]
 
+    @property
+    def active_classes(self) -> list[str]:
+        """The classes that the version can answer and that a batch may extend: neither merged nor retired."""
+        return [name for name in self.classes if name not in self.aliases]
+
     def sealed(self, files: Mapping[str, bytes]) -> Self:
         """This manifest, vouching for these files."""
         return self.model_copy(update={"files": {name: FileEntry.of(data) for name, data in files.items()}})

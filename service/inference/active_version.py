@@ -24,8 +24,7 @@ from models.errors import CorruptVersion, Damage
 from models.files import sha256_bytes
 from models.images import ImageLimits
 from models.inference.predictor import Predictor
-from models.inference.runtime import Runtime
-from models.inference.runtime_cache import Runtimes
+from models.inference.runtime import Runtime, RuntimeCache
 from models.versions.backbone_spec import recorded_backbone
 from models.versions.store import By, VersionStore
 from service.errors import NotFound, NotReady, VersionUnusable
@@ -55,7 +54,7 @@ class ActiveVersion:
     def __init__(
         self,
         store: VersionStore,
-        runtimes: Runtimes,
+        runtimes: RuntimeCache,
         limits: ImageLimits,
         metrics: Metrics,
         *,
@@ -189,7 +188,7 @@ class ActiveVersion:
     def _load(self, number: int) -> tuple[ServableModel, str]:
         recorded = recorded_backbone(self.store.root)
         loaded = self.store.load(number, expect_backbone=recorded.sha256 if recorded else None)
-        predictor = Predictor.of(loaded, self._runtimes, self._limits)
+        predictor = Predictor.from_version(loaded, self._runtimes, self._limits)
         self._warm_up(predictor)
         return predictor, sha256_bytes(loaded.manifest.to_json())
 
@@ -199,7 +198,7 @@ class ActiveVersion:
         grey = np.zeros((3, crop, crop), np.float32)
         sizes = [1]
         if predictor.runtime not in self._warm:
-            sizes += predictor.runtime.sizes(self._largest_batch)
+            sizes += predictor.runtime.warm_up_sizes(self._largest_batch)
             self._warm.add(predictor.runtime)
         for size in sizes:
             for alone in (True, False):

@@ -17,7 +17,8 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from models.inference.predictor import Array, Scored
+from models.inference.evidence import Array
+from models.inference.predictor import Scored
 from service.errors import DeadlinePassed
 from service.inference.metrics import Metrics
 from service.inference.servable import ServableModel

@@ -9,7 +9,8 @@ import numpy as np
 
 from models.images import ImageLimits, read_image
 from models.inference.answer import NOTHING_KNOWN
-from models.inference.predictor import Array, Scored
+from models.inference.evidence import Array
+from models.inference.predictor import Scored
 
 
 class ServableModel(Protocol):
@@ -25,7 +26,7 @@ class ServableModel(Protocol):
     def decode(self, data: bytes) -> Array:
         """Bytes to what `score` takes; an ImageError when they are not a picture."""
 
-    def score(self, pixels: Sequence[Array], alone: bool = True) -> list[Scored]:
+    def score(self, pixels: Sequence[Array], all_threads: bool = True) -> list[Scored]:
         """An answer a picture, in order; `alone` when no other lane computes."""
 
 
@@ -42,5 +43,5 @@ class EmptyModel:
         read_image(data, self._limits, hint=1)
         return np.zeros((0,), np.float32)
 
-    def score(self, pixels: Sequence[Array], alone: bool = True) -> list[Scored]:
+    def score(self, pixels: Sequence[Array], all_threads: bool = True) -> list[Scored]:
         return [Scored(NOTHING_KNOWN, None) for _ in pixels]

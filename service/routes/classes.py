@@ -8,8 +8,7 @@ from typing import Annotated
 from fastapi import APIRouter, Path
 
 from models.errors import ClassConflict, StaleParent
-from models.versions.aliases import label_of
-from models.versions.edits import Edit, publish_edit
+from models.versions.edits import Edit, label_of, publish_edit
 from models.versions.manifest import Manifest
 from service.container import Container, ContainerDep
 from service.errors import InvalidName

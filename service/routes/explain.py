@@ -14,9 +14,9 @@ from fastapi import APIRouter, Query, Request
 
 from models.errors import ImageError
 from models.inference.answer import NOTHING_KNOWN, Answer, answer
-from models.inference.evidence import Evidence, gather
+from models.inference.evidence import Array, Evidence
 from models.inference.model import Model
-from models.inference.predictor import Array, Predictor
+from models.inference.predictor import Predictor
 from models.inference.rules import log_class_probabilities, log_coefficient
 from service.container import Container, ContainerDep
 from service.errors import DeadlinePassed
@@ -93,7 +93,7 @@ def explain(served: ServableModel, pixels: Array) -> Explanation:
     if not isinstance(served, Predictor) or not served.model.tasks:
         return _explanation(served.version, NOTHING_KNOWN, None, [])
     model = served.model
-    evidence = gather(model, served.runtime.features_of(model, pixels[None]))
+    evidence = model.evidence(served.runtime.features(model, pixels[None]))
     return _explanation(served.version, answer(model, evidence)[0], model, _tasks(model, evidence))
 
 
@@ -117,7 +117,7 @@ def _explanation(version: int, answered: Answer, model: Model | None, tasks: lis
 
 def _tasks(model: Model, evidence: Evidence) -> list[TaskEvidence]:
     scores, frozen = model.rule.log_scores(evidence)[0], evidence.frozen[0]
-    known = model.calibration.p_known(evidence.logits, evidence.distances)[0]
+    known = model.calibration.p_known(evidence)[0]
     labels, first, out = model.labels, 0, []
     for k, task in enumerate(model.tasks):
         logits, distances = evidence.logits[k], evidence.distances[k]

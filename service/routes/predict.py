@@ -13,7 +13,7 @@ from starlette.types import Scope
 
 from models.errors import ImageError
 from models.inference.answer import Answer
-from models.inference.predictor import Array
+from models.inference.evidence import Array
 from service.container import Container, ContainerDep, get_container
 from service.errors import Abandoned, DeadlinePassed
 from service.http.auth import PredictKey, require_predict_key

@@ -14,7 +14,7 @@ from fastapi import APIRouter, Header, Path, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
 from models.errors import StoreError
-from models.versions.edits import active_classes, unusable
+from models.versions.edits import unusable_labels
 from service.container import Container, ContainerDep
 from service.http.auth import AnyKey, LabelKey
 from service.http.batch_bodies import read_batch
@@ -70,12 +70,12 @@ async def submit(
     """202: it will be learned exactly once, or reported as failed with its reason, whatever is killed meanwhile."""
     queue = container.queue()
     manifest = await asyncio.to_thread(container.active_version.store.current_manifest)
-    known = active_classes(manifest) if manifest else []
+    known = manifest.active_classes if manifest else []
     async with (
         container.batches,
         read_batch(request, known, container.batch_limits, container.find_image) as (batch, ids),
     ):
-        if manifest and (problems := unusable(manifest, batch.classes)):
+        if manifest and (problems := unusable_labels(manifest, batch.classes)):
             raise BatchError(problems)
         await asyncio.to_thread(_store, container, batch)
     task = Task.of(batch, key.name)

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from models.inference.evidence import SMALLEST_DISTANCE
 from models.inference.model import Model
-from models.inference.rules import SMALLEST_DISTANCE
 from models.network.adapted_blocks import tensors_of
 from trainer.learning.fit import Fitted, TaskData
 from trainer.learning.memory import HeldOut, folds

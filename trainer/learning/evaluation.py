@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from models.inference.evidence import Evidence, Features, gather
+from models.inference.evidence import Evidence, Features
 from models.inference.model import Model
 from trainer.learning.memory import HeldOut
 
 
 def held_out_evidence(model: Model, features: Features, held_out: Sequence[HeldOut]) -> Evidence:
     """The evidence of held-out images; cross-fitted ones as their folds would have seen them."""
-    evidence = gather(model, features)
+    evidence = model.evidence(features)
     column = {name: c for c, name in enumerate(model.classes)}
     fitted = [row for row, sample in enumerate(held_out) if sample.trained_on and sample.label in column]
     columns = np.array([column[held_out[row].label] for row in fitted], np.int64)

@@ -53,7 +53,7 @@ class Learner:
     def empty(self) -> Model:
         """A model that has learned nothing."""
         frozen = Gaussians.empty(self.backbone.spec.dimensions)
-        return Model(new_shared(self.backbone, self.settings), (), frozen, Rule(), Calibration.nothing())
+        return Model(new_shared(self.backbone, self.settings), (), frozen, Rule(), Calibration.empty())
 
     def learn(
         self, parent: Model, samples: Samples, images: Images, checkpoint: Checkpoint, progress: Progress

@@ -7,8 +7,8 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from models.inference.evidence import Evidence
-from models.inference.rules import Rule, log_softmax
+from models.inference.evidence import Evidence, log_softmax
+from models.inference.rules import Rule
 
 # The first of each is what most measured versions ask for; the others must do better by a margin. It is needed where
 # held-out images cannot tell: with one task a temperature changes no order of its classes, only how novelty is seen.

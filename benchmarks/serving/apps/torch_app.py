@@ -16,8 +16,8 @@ from fastapi import Body, FastAPI, Request
 
 from models.images import load_pixels
 from models.inference.answer import answer
-from models.inference.evidence import Features, gather
-from models.inference.loading import read_model
+from models.inference.evidence import Features
+from models.inference.model import read_model
 from models.network.adapted_blocks import tensors_of
 from models.network.backbone import open_backbone
 from models.versions.store import VersionStore
@@ -37,7 +37,7 @@ class TorchRecogniser:
         pixels = torch.from_numpy(load_pixels(image, self._preprocessing))[None]
         tokens = self._backbone.trunk(pixels)
         features = [self._backbone.blocks(tokens, task).numpy() for task in (*self._tasks, self._frozen)]
-        return answer(self._model, gather(self._model, Features(features[:-1], features[-1])))[0].to_dict()
+        return answer(self._model, self._model.evidence(Features(features[:-1], features[-1])))[0].to_dict()
 
 
 def create_app(data: Path, handler: str) -> FastAPI:

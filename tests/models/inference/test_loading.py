@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from models.errors import CorruptVersion
-from models.inference.loading import read_model
+from models.inference.model import read_model
 from models.versions.store import LoadedVersion, VersionStore
 from tests.support.manifests import manifest_of
 from tests.support.tiny_model import class_tasks, learn_tasks, tiny_backbone, tiny_learner
@@ -42,11 +42,11 @@ def test_a_model_comes_back_as_it_was_published(learned: Learned, tmp_path: Path
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"tasks": [["class 0"], ["class 2"]]}, "another number of classes than its tensors"),
-        ({"tasks": [["class 0", "class 1", "class 3"], ["class 2"]]}, "another number of classes than its tensors"),
-        ({"tasks": [["class 0", "class 1"]]}, "frozen statistics have another number of classes"),
+        ({"tasks": [["class 0"], ["class 2"]]}, "task class 0 have another number of classes"),
+        ({"tasks": [["class 0", "class 1", "class 3"], ["class 2"]]}, "class 3 have another number of classes"),
+        ({"tasks": [["class 0", "class 1"]]}, "frozen Gaussians have another number of classes"),
         ({"tasks": [["class 0", "class 1"], ["class 2"], ["class 3"]]}, r"task\.2"),
-        ({"preprocessing_sha256": "a" * 64}, "the preprocessing is not the one that its hash names"),
+        ({"preprocessing_sha256": "a" * 64}, "the preprocessing does not match its sha256"),
         ({"rule": {"name": "magic", "constants": {}}}, "unknown rule 'magic'"),
         ({"rule": {"name": "paper"}}, "constants"),
         ({"backbone": {"name": "tiny"}}, "preprocessing"),
@@ -55,11 +55,11 @@ def test_a_model_comes_back_as_it_was_published(learned: Learned, tmp_path: Path
 def test_a_manifest_that_does_not_fit_its_tensors_is_refused(
     learned: Learned, tmp_path: Path, changes: dict[str, Any], reason: str
 ) -> None:
-    with pytest.raises(CorruptVersion, match=rf"version 1: not what this openworld writes .*{reason}"):
+    with pytest.raises(CorruptVersion, match=rf"version 1: not in the format that this openworld reads .*{reason}"):
         read_model(stored(learned, tmp_path, **changes))
 
 
 def test_another_preprocessing_under_the_old_hash_is_refused(learned: Learned, tmp_path: Path) -> None:
     wider = replace(SPEC, preprocessing=replace(SPEC.preprocessing, resize=SPEC.preprocessing.resize + 1))
-    with pytest.raises(CorruptVersion, match="the preprocessing is not the one"):
+    with pytest.raises(CorruptVersion, match="the preprocessing does not match its sha256"):
         read_model(stored(learned, tmp_path, backbone=wider.to_dict()))

@@ -179,7 +179,7 @@ def test_the_shares_of_the_nearest_classes_are_their_parts_of_the_whole_score() 
 
 def test_before_anything_is_learned_everything_is_novel() -> None:
     evidence = Evidence([], [], np.zeros((3, 0)))
-    answers = answer(bare_model([], rule=Rule(), calibration=Calibration.nothing()), evidence)
+    answers = answer(bare_model([], rule=Rule(), calibration=Calibration.empty()), evidence)
     assert answers == [NOTHING_KNOWN] * 3
     assert answers[0].novel
     assert answers[0].label is None
@@ -265,19 +265,19 @@ def test_p_novel_rises_as_every_task_disowns_the_image(p: Floats, factor: float)
 def test_p_known_falls_with_the_distance_and_with_the_ood_logit(seed: int, counts: list[int]) -> None:
     evidence = random_evidence(seed, counts)
     calibration = Calibration(np.zeros(1), np.zeros(1), np.tile([1.0, 0.5], (len(counts), 1)))
-    p = calibration.p_known(evidence.logits, evidence.distances)
+    p = calibration.p_known(evidence)
     assert p.shape == (6, len(counts))
     assert ((p >= 0) & (p <= 1)).all()
-    farther = calibration.p_known(evidence.logits, [x * 1.5 for x in evidence.distances])
+    farther = calibration.p_known(replace(evidence, distances=[x * 1.5 for x in evidence.distances]))
     assert (farther <= p).all()
     more_ood = [x + np.eye(x.shape[1])[-1] for x in evidence.logits]
-    assert (calibration.p_known(more_ood, evidence.distances) <= p).all()
+    assert (calibration.p_known(replace(evidence, logits=more_ood)) <= p).all()
 
 
 def test_p_known_by_hand() -> None:
     # Not `ood`: 3 of 4. Half-way at distance 2, where the tail is centred.
     calibration = Calibration(np.zeros(1), np.zeros(1), np.array([[np.log(2.0), 0.5]]))
-    p = calibration.p_known([np.log([[1.0, 2.0, 1.0]])], [np.array([[7.0, 2.0]])])
+    p = calibration.p_known(Evidence([np.log([[1.0, 2.0, 1.0]])], [np.array([[7.0, 2.0]])], np.zeros((1, 2))))
     assert p[0, 0] == pytest.approx(0.75 * 0.5)
 
 

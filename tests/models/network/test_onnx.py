@@ -29,13 +29,14 @@ from torch import Tensor, nn
 from benchmarks.accuracy.data import ImageSet
 from models.errors import BackboneError, CorruptVersion, NothingLearned, UnsupportedImage
 from models.images import load_pixels
-from models.inference import runtime as runtime_module
+from models.inference import providers
 from models.inference.answer import Answer, answer
-from models.inference.evidence import Features, gather
+from models.inference.evidence import Features
 from models.inference.gaussians import Gaussians
 from models.inference.model import Adapters, Head, Model, TaskModel
 from models.inference.predictor import Predictor
-from models.inference.runtime import CHUNK, CPU, CUDA, Device, Runtime, choose, confirm, gpu_present
+from models.inference.providers import CPU, CUDA, Device, check_providers, choose_providers, gpu_present
+from models.inference.runtime import CHUNK, Runtime
 from models.network.adapted_blocks import TaskTensors, tensors_of
 from models.network.backbone import Backbone, open_backbone
 from models.network.export import export
@@ -203,10 +204,10 @@ def assert_same_answers(exported: Exported, model: Model, pixels: Floats, in_tor
     assert len(pixels) >= 300
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(in_torch)
-        served = exported.runtime.features_of(model, pixels)
+        served = exported.runtime.features(model, pixels)
         trained = waiting.result()
     assert difference(trained, served) < TOLERANCE
-    ours, theirs = answer(model, gather(model, served)), answer(model, gather(model, trained))
+    ours, theirs = answer(model, model.evidence(served)), answer(model, model.evidence(trained))
     assert [(a.label, a.novel) for a in ours] == [(a.label, a.novel) for a in theirs]
     # Neither all known nor all novel: otherwise the comparison would say little.
     assert {a.novel for a in ours} == {True, False}
@@ -364,7 +365,7 @@ def test_one_graph_takes_adapters_of_any_width(which: str, bottleneck: int, requ
         with torch.inference_mode():
             reference = exported.backbone.trunk(torch.from_numpy(pixels))
             expected = exported.backbone.blocks(reference, tensors_of(task)).numpy()
-        features = exported.runtime.features(tokens, task)
+        features = exported.runtime.task_features(tokens, task)
         assert features.shape == (count, exported.backbone.spec.dimensions)
         np.testing.assert_allclose(features, expected, atol=TOLERANCE)
         # The adapters do something: otherwise anything would match.
@@ -378,7 +379,7 @@ def test_all_blocks_of_a_transformer_can_be_adapted(tmp_path: Path) -> None:
         tokens = exported.backbone.trunk(torch.from_numpy(pixels))
         expected = exported.backbone.blocks(tokens, tensors_of(task)).numpy()
     np.testing.assert_allclose(
-        exported.runtime.features(exported.runtime.tokens(pixels), task), expected, atol=TOLERANCE
+        exported.runtime.task_features(exported.runtime.tokens(pixels), task), expected, atol=TOLERANCE
     )
 
 
@@ -392,7 +393,7 @@ def test_the_frozen_feature_is_the_graph_s_default_task(small: Exported) -> None
 
 def test_no_image_gives_no_feature(small: Exported) -> None:
     model = learn(small.backbone, SCENE_TASKS[:1], read_scene, epochs=1)
-    features = small.runtime.features_of(model, random_pixels(small.backbone, 0))
+    features = small.runtime.features(model, random_pixels(small.backbone, 0))
     assert [part.shape for part in (*features.tasks, features.frozen)] == [(0, 32), (0, 32)]
 
 
@@ -424,7 +425,7 @@ def test_another_process_exports_the_same_bytes(tmp_path: Path) -> None:
     environment = {
         **os.environ,
         "PYTHONHASHSEED": "7",
-        "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}",
+        "PYTHONPATH": f"{ROOT}{os.pathsep}{Path(__file__).parent}",
         "OMP_NUM_THREADS": "1",
     }
     command = [sys.executable, "-W", "ignore", "-c", EXPORT, str(tmp_path / "data")]
@@ -485,7 +486,7 @@ def test_a_broken_graph_is_refused_with_a_way_out(small: Exported) -> None:
 def test_cuda_is_asked_for_only_where_it_can_be(
     device: Device, available: list[str], gpu: bool, asked: list[str]
 ) -> None:
-    assert choose(device, available, gpu) == asked
+    assert choose_providers(device, available, gpu) == asked
 
 
 @pytest.mark.parametrize(
@@ -493,18 +494,18 @@ def test_cuda_is_asked_for_only_where_it_can_be(
 )
 def test_cuda_demanded_where_it_cannot_be_is_refused(available: list[str], gpu: bool, why: str) -> None:
     with pytest.raises(BackboneError, match=f"{why}.*`auto` or `cpu`"):
-        choose("cuda", available, gpu)
+        choose_providers("cuda", available, gpu)
 
 
 def test_cuda_demanded_and_not_given_by_the_session_is_refused() -> None:
-    confirm("cuda", [CUDA, CPU], [CUDA, CPU])
+    check_providers("cuda", [CUDA, CPU], [CUDA, CPU])
     with pytest.raises(BackboneError, match="could not start CUDA"):
-        confirm("cuda", [CUDA, CPU], [CPU])
+        check_providers("cuda", [CUDA, CPU], [CPU])
 
 
 def test_auto_falls_back_to_the_cpu_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    confirm("auto", [CUDA, CPU], [CPU])
-    assert "Using the CPU" in caplog.text
+    check_providers("auto", [CUDA, CPU], [CPU])
+    assert "using the CPU" in caplog.text
 
 
 @no_gpu_here
@@ -515,7 +516,7 @@ def test_cuda_demanded_on_a_machine_without_it_refuses_to_start(small: Exported)
 
 @no_gpu_here
 def test_a_session_that_lost_cuda_on_the_way_refuses_to_start(small: Exported, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime_module, "gpu_present", lambda: True)
+    monkeypatch.setattr(providers, "gpu_present", lambda: True)
     with pytest.raises(BackboneError, match="cuda"):
         Runtime(small.graphs["trunk"], small.graphs["blocks"], "cuda", threads=1)
 
@@ -546,7 +547,7 @@ def test_a_data_folder_answers_as_torch_does_and_a_bad_image_fails_alone(small: 
     assert predictor.version == version
     assert isinstance(answers.pop(3), UnsupportedImage)
     tokens = torch_tokens(small.backbone, pixels_of(small.backbone, images))
-    expected = answer(model, gather(model, features_in_torch(small.backbone, model, tokens)))
+    expected = answer(model, model.evidence(features_in_torch(small.backbone, model, tokens)))
     assert len(images) > CHUNK
     assert [(a.label, a.novel) for a in answers if isinstance(a, Answer)] == [(a.label, a.novel) for a in expected]
     assert predictor.predict([]) == []

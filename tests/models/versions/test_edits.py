@@ -9,7 +9,7 @@ import pytest
 
 from models.errors import ClassConflict, StaleParent, UnknownClass
 from models.inference.predictor import Predictor
-from models.versions.edits import Edit, active_classes, publish_edit, unusable
+from models.versions.edits import Edit, publish_edit, unusable_labels
 from models.versions.store import TENSORS, VersionStore
 from tests.support.servers import known_image, learned_folder
 
@@ -129,8 +129,8 @@ def test_a_batch_for_a_class_that_is_gone_hears_what_to_do(store: VersionStore) 
     edit(store, "retire", "class 0")
     edit(store, "merge", "class 1", "class 2")
     manifest = store.manifest(store.current() or 0)
-    assert active_classes(manifest) == ["class 2", "class 3", "class 4"]
-    retired, merged = unusable(manifest, ["class 0", "class 1", "class 4", "new"])
+    assert manifest.active_classes == ["class 2", "class 3", "class 4"]
+    retired, merged = unusable_labels(manifest, ["class 0", "class 1", "class 4", "new"])
     assert "restore it" in retired
     assert "'class 2'" in merged
 

@@ -16,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models.inference.answer import NOTHING_KNOWN
-from models.inference.predictor import Array, Scored
+from models.inference.evidence import Array
+from models.inference.predictor import Scored
 from service.errors import DeadlinePassed
 from service.inference.engine import Engine
 from service.inference.metrics import Metrics
@@ -34,7 +35,7 @@ class Scale:
     def decode(self, data: bytes) -> Array:
         raise AssertionError("the engine does not decode")
 
-    def score(self, pixels: Sequence[Array], alone: bool = True) -> list[Scored]:
+    def score(self, pixels: Sequence[Array], all_threads: bool = True) -> list[Scored]:
         assert self.go.wait(10)
         self.batches.append([float(one[0]) for one in pixels])
         if self.fails_on in self.batches[-1]:

@@ -15,7 +15,6 @@ import pytest
 
 from models.images import ImageLimits
 from models.inference.answer import answer
-from models.inference.evidence import gather
 from models.inference.predictor import Predictor
 from models.inference.rules import log_class_probabilities, log_coefficient
 from models.versions.edits import Edit, publish_edit
@@ -52,13 +51,13 @@ IMAGES = [known_image("class 0"), known_image("class 4"), novel_image(3)]
 def test_the_numbers_are_those_of_the_models_own_functions(predictor: Predictor, image: bytes) -> None:
     told = explain(predictor, predictor.decode(image))
     model = predictor.model
-    evidence = gather(model, predictor.runtime.features_of(model, predictor.decode(image)[None]))
+    evidence = model.evidence(predictor.runtime.features(model, predictor.decode(image)[None]))
     scores = model.rule.log_scores(evidence)[0]
     classes = [one for task in told.tasks for one in task.classes]
     assert [one.name for one in classes] == list(model.classes)
     assert [one.score for one in classes] == scores.tolist()
     assert [one.frozen_distance for one in classes] == evidence.frozen[0].tolist()
-    known_by = model.calibration.p_known(evidence.logits, evidence.distances)[0]
+    known_by = model.calibration.p_known(evidence)[0]
     for k, task in enumerate(told.tasks):
         probabilities = np.exp(log_class_probabilities(evidence.logits[k], model.rule.constants))[0]
         assert [one.probability for one in task.classes] == probabilities.tolist()

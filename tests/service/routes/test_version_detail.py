@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from models.inference.loading import read_model
+from models.inference.model import read_model
 from models.versions.edits import Edit, publish_edit
 from models.versions.store import TENSORS, VersionStore
 from service.routes.version_detail import detail

@@ -209,10 +209,9 @@ def test_samples_without_deleted_images_keep_their_classes() -> None:
 
 def accuracy(learner: Learner, learned: Learned, name: str) -> float:
     """Of the class's own name, novel or not, on images that nobody has seen."""
-    from models.inference.evidence import gather
 
     keys = TinyImages().batch([name], count=20, start=500)[name]
-    scores = learned.model.rule.log_scores(gather(learned.model, learner.features(learned.model, keys)))
+    scores = learned.model.rule.log_scores(learned.model.evidence(learner.features(learned.model, keys)))
     return float(np.mean([learned.model.classes[best] == name for best in scores.argmax(axis=1)]))
 
 

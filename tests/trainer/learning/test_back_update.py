@@ -7,9 +7,9 @@ from numpy.typing import NDArray
 
 import trainer.learning.back_update
 import trainer.learning.learner
+from models.inference.evidence import log_softmax
 from models.inference.gaussians import Gaussians
 from models.inference.model import Head, TaskModel
-from models.inference.rules import log_softmax
 from models.network.adapted_blocks import tensors_of
 from tests.support.tiny_model import TinyImages, class_tasks, learn_tasks, silent_progress, tiny_learner, tiny_settings
 from trainer.learning.back_update import back_update

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from models.inference.evidence import Evidence, Features, gather
+from models.inference.evidence import Evidence, Features
 from models.inference.model import Model
 from models.inference.rules import Rule
 from tests.support.tiny_model import bare_model, class_tasks, learn_tasks, tiny_learner, tiny_settings
@@ -141,7 +141,7 @@ def learned() -> tuple[Model, Features]:
 
 def test_a_cross_fitted_image_is_judged_as_its_fold_would_have_seen_it(learned: tuple[Model, Features]) -> None:
     model, features = learned
-    plain = gather(model, features)
+    plain = model.evidence(features)
     first = HeldOut("class 1/40", "class 1", (1.0, -2.0, 0.5), (2.0, 3.0))
     second = HeldOut("class 2/41", "class 2", (0.25, 4.0), (5.0,))
     moved = held_out_evidence(model, features, [first, second])
@@ -159,7 +159,7 @@ def test_a_held_out_image_and_one_of_a_class_not_learned_are_judged_as_they_are(
     learned: tuple[Model, Features],
 ) -> None:
     model, features = learned
-    plain = gather(model, features)
+    plain = model.evidence(features)
     shifted = HeldOut("class 2/41", "never learned", (1.0, 1.0), (2.0,))
     moved = held_out_evidence(model, features, [HeldOut("class 1/40", "class 1"), shifted])
     np.testing.assert_array_equal(moved.frozen, plain.frozen)
