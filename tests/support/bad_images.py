@@ -1,4 +1,4 @@
-"""Pictures that are broken, huge, foreign or merely odd, made in code, each with the answer that it deserves."""
+"""Broken, huge, foreign and unusual images, made in code, each with the response that it must get."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ MIB = 2**20
 
 
 @dataclass(frozen=True)
-class Picture:
-    """Bytes that are sent as one picture; no `code` means that they are answered."""
+class ImageCase:
+    """Bytes sent as one image. Without a `code` they get an answer."""
 
     name: str
     status: int
@@ -39,14 +39,14 @@ def noise(width: int = 48, height: int = 32, channels: int = 3) -> Image.Image:
 
 
 def chunk(kind: bytes, body: bytes, crc: int = 0) -> bytes:
-    """A PNG chunk; `crc` spoils its checksum."""
+    """A PNG chunk; `crc` != 0 corrupts its checksum."""
     return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body) ^ crc)
 
 
 def png(
     width: int = 4, height: int = 4, depth: int = 8, colour: int = 2, rows: bytes | None = None, **parts: Any
 ) -> bytes:
-    """A PNG by hand: `ihdr` and `idat` spoil checksums, `method`, `filter`, `lace` fields, `extra` adds chunks."""
+    """A hand-made PNG. `ihdr` and `idat` corrupt checksums; `method`, `filter`, `lace`, `extra` set the rest."""
     fields = (depth, colour, parts.get("method", 0), parts.get("filter", 0), parts.get("lace", 0))
     header = struct.pack(">II5B", width, height, *fields)
     data = parts.get("data")
@@ -76,8 +76,8 @@ def webp_size(data: bytes, width: int, height: int) -> bytes:
     return data[:at] + bits.to_bytes(4, "little") + data[at + 4 :]
 
 
-# What to do to a picture so that a reader who heeds the orientation sees it upright again.
-_LAID_DOWN = {
+# The transposition to store, so that applying the EXIF orientation shows the image upright.
+_STORED_AS = {
     1: None,
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -90,10 +90,10 @@ _LAID_DOWN = {
 
 
 def oriented(orientation: int, format: str, says: int | None = None, **options: Any) -> bytes:
-    """A picture of four colours, stored in one of the eight ways that EXIF knows; `says` makes a liar of it."""
+    """Four colours, stored in one of the eight EXIF orientations; `says` declares another one."""
     colours = np.array([[[250, 10, 10], [10, 240, 20]], [[20, 30, 230], [200, 200, 40]]], np.uint8)
     image = Image.fromarray(np.kron(colours, np.ones((16, 16, 1), np.uint8)))
-    turn = _LAID_DOWN[orientation]
+    turn = _STORED_AS[orientation]
     return encode(image if turn is None else image.transpose(turn), format, exif=_exif(says or orientation), **options)
 
 
@@ -117,23 +117,23 @@ WHOLE = {
 MAGIC = {"jpeg": 3, "png": 8, "webp": 12}
 
 
-def truncated() -> Iterator[Picture]:
+def truncated() -> Iterator[ImageCase]:
     for name, data in WHOLE.items():
         for percent in (8, 20, 35, 50, 65, 80, 95):
-            yield Picture(f"{name} cut at {percent} %", 422, "broken_image", data[: len(data) * percent // 100])
+            yield ImageCase(f"{name} cut at {percent} %", 422, "broken_image", data[: len(data) * percent // 100])
     for name, length in MAGIC.items():
-        yield Picture(f"{name} cut after its magic", 422, "broken_image", WHOLE[name][:length])
+        yield ImageCase(f"{name} cut after its magic", 422, "broken_image", WHOLE[name][:length])
         for cut in (1, length - 1):
-            yield Picture(f"{name} cut to {cut} bytes", 415, "unsupported_image", WHOLE[name][:cut])
-    yield Picture("png without its last chunk", 200, data=PNG[:-12])  # every pixel is there
+            yield ImageCase(f"{name} cut to {cut} bytes", 415, "unsupported_image", WHOLE[name][:cut])
+    yield ImageCase("png without its last chunk", 200, data=PNG[:-12])  # all pixels are present
 
 
-def damaged() -> Iterator[Picture]:
+def damaged() -> Iterator[ImageCase]:
     zeros = zlib.compress(bytes(8 * MIB))  # 8 kB
     pngs: dict[str, bytes] = {
         "a wrong checksum of the header": png(ihdr=1),
         "a wrong checksum of the data": png(data=bytes(64), idat=1),
-        "data that is no zlib": png(data=b"not zlib at all"),
+        "data that is not zlib": png(data=b"not zlib at all"),
         "data cut short": png(data=zlib.compress(bytes(20))),
         "no data": png()[:33] + chunk(b"IEND", b""),
         "no header": PNG[:8] + PNG[33:],
@@ -141,7 +141,7 @@ def damaged() -> Iterator[Picture]:
         "an unknown row filter": png(rows=b"\x63" + bytes(12), height=1),
         "a depth of 7": png(depth=7),
         "a colour type of 5": png(colour=5),
-        "a compression of 1": png(method=1),  # what follows is zlib all the same
+        "a compression of 1": png(method=1),  # the data is zlib anyway
         "a filter of 9": png(filter=9),
         "a chunk longer than the file": PNG[:33] + struct.pack(">I", 0x7FFFFFFF) + PNG[37:],
         "a negative chunk length": PNG[:33] + struct.pack(">I", 0xFFFFFFF0) + PNG[37:],
@@ -152,13 +152,13 @@ def damaged() -> Iterator[Picture]:
         "a colour profile of 8 MiB": png(extra=[(b"iCCP", b"k\0\0" + zeros)]),
         "an international text of 8 MiB": png(extra=[(b"iTXt", b"k\0\1\0\0\0" + zeros)]),
         "a header cut short": PNG[:8] + chunk(b"IHDR", bytes(5)) + PNG[33:],
-        "a palette picture without a palette": png(colour=3, rows=(b"\0" + bytes(4)) * 4),
+        "a palette image without a palette": png(colour=3, rows=(b"\0" + bytes(4)) * 4),
     }
-    # All of their pixels are there, and the reader is lenient with the rest.
+    # All pixels are present; the reader tolerates the rest.
     readable = {"two headers", "a compression of 1", "a chunk longer than the file", "a negative chunk length"}
     for name, data in pngs.items():
         status, code = (200, "") if name in readable else (422, "broken_image")
-        yield Picture(f"png with {name}", status, code, data)
+        yield ImageCase(f"png with {name}", status, code, data)
     scan = JPEG.index(b"\xff\xda")
     jpegs = {
         "no width": jpeg_size(JPEG, 0, 32),
@@ -171,18 +171,18 @@ def damaged() -> Iterator[Picture]:
         "nothing but markers": b"\xff\xd8" + b"\xff\xff" * 500,
     }
     for name, data in jpegs.items():
-        yield Picture(f"jpeg with {name}", 422, "broken_image", data)
+        yield ImageCase(f"jpeg with {name}", 422, "broken_image", data)
     webps = {
         "a size beyond its end": WEBP[:4] + struct.pack("<I", 10**9) + WEBP[8:],
         "a size of 0": WEBP[:4] + bytes(4) + WEBP[8:],
         "an unknown chunk only": b"RIFF" + struct.pack("<I", 16) + b"WEBPABCD" + struct.pack("<I", 4) + b"1234",
-        "a spoilt frame tag": WEBP[:20] + b"\xff" * 12 + WEBP[32:],
+        "a corrupt frame tag": WEBP[:20] + b"\xff" * 12 + WEBP[32:],
     }
     for name, data in webps.items():
-        yield Picture(f"webp with {name}", 422, "broken_image", data)
+        yield ImageCase(f"webp with {name}", 422, "broken_image", data)
 
 
-def bombs() -> Iterator[Picture]:
+def bombs() -> Iterator[ImageCase]:
     row = b"\0" + bytes(1000)  # 8000 pixels of one bit
     declared = {
         "png of 60000 x 60000 and little data": png(60000, 60000, data=zlib.compress(bytes(1000))),
@@ -201,11 +201,11 @@ def bombs() -> Iterator[Picture]:
         + WEBP[12:],
     }
     for name, data in declared.items():
-        yield Picture(name, 413, "image_too_large", data)
-    yield Picture("png of one colour, 48 million pixels", 200, data=png(8000, 6000, 1, 0, row * 6000))
+        yield ImageCase(name, 413, "image_too_large", data)
+    yield ImageCase("png of one colour, 48 million pixels", 200, data=png(8000, 6000, 1, 0, row * 6000))
 
 
-def strangers() -> Iterator[Picture]:
+def foreign_formats() -> Iterator[ImageCase]:
     rgb, small = noise(), Image.new("P", (4, 4))
     texts = {
         "svg": b'<svg xmlns="http://www.w3.org/2000/svg"><rect/></svg>',
@@ -244,12 +244,12 @@ def strangers() -> Iterator[Picture]:
         "eps": encode(rgb, "EPS"),
     }
     for name, data in (texts | pictures).items():
-        yield Picture(name, 415, "unsupported_image", data)
-    yield Picture("nothing", 415, "unsupported_image")
+        yield ImageCase(name, 415, "unsupported_image", data)
+    yield ImageCase("nothing", 415, "unsupported_image")
 
 
-def odd() -> Iterator[Picture]:
-    """Unusual, but pictures: they are answered."""
+def odd() -> Iterator[ImageCase]:
+    """Unusual but valid images."""
     rgb, grey, rgba = noise(), noise(channels=1), noise(channels=4)
     palette = Image.new("P", (8, 8))
     palette.putpalette([200, 0, 0, 0, 0, 200])
@@ -271,9 +271,9 @@ def odd() -> Iterator[Picture]:
         "palette png with many transparencies": encode(palette, "PNG", transparency=b"\x80\xff"),
         "animated png": encode(rgb, "PNG", **frames),
         "animated webp": encode(rgb, "WEBP", **frames),
-        "jpeg of several pictures": encode(rgb, "MPO", save_all=True, append_images=[noise()]),
-        "jpeg with a spoilt exif": encode(rgb, "JPEG", exif=b"Exif\0\0MM\0*" + b"\xff" * 40),
-        "jpeg with a spoilt colour profile": encode(rgb, "JPEG", icc_profile=b"no profile"),
+        "jpeg of several images": encode(rgb, "MPO", save_all=True, append_images=[noise()]),
+        "jpeg with a corrupt exif": encode(rgb, "JPEG", exif=b"Exif\0\0MM\0*" + b"\xff" * 40),
+        "jpeg with a corrupt colour profile": encode(rgb, "JPEG", icc_profile=b"no profile"),
         "jpeg with an orientation of 99": encode(rgb, "JPEG", exif=_exif(99)),
         "jpeg with something after its end": JPEG + bytes(1000),
         "png with something after its end": PNG + b"<script>",
@@ -288,9 +288,9 @@ def odd() -> Iterator[Picture]:
         pictures[f"png with orientation {orientation}"] = oriented(orientation, "PNG")
         pictures[f"jpeg with orientation {orientation}"] = oriented(orientation, "JPEG", quality=95, subsampling=0)
     for name, data in pictures.items():
-        yield Picture(name, 200, data=data)
+        yield ImageCase(name, 200, data=data)
 
 
-def all_pictures() -> Iterator[Picture]:
-    for group in (truncated, damaged, bombs, strangers, odd):
+def all_images() -> Iterator[ImageCase]:
+    for group in (truncated, damaged, bombs, foreign_formats, odd):
         yield from group()

@@ -1,7 +1,6 @@
-"""Everything that a robot, an app or a stranger may send by mistake or on purpose, with the answer that it deserves.
+"""Malformed and unusual requests, each with the response that it must get.
 
-Sent over a socket of our own, so that a case may break HTTP as well as a picture. A case without a `code` is answered
-without a problem document: it is fine after all, or HTTP itself is broken and uvicorn says so in plain text.
+Sent over a plain socket, so that a case may break HTTP as well as an image. A case without a `code` succeeds.
 """
 
 from __future__ import annotations
@@ -16,17 +15,17 @@ from functools import cache
 from http.client import HTTPResponse
 from typing import Any
 
-from tests.support.bad_images import JPEG, MIB, PNG, WEBP, all_pictures
+from tests.support.bad_images import JPEG, MIB, PNG, WEBP, all_images
 
-# Smaller than the defaults, so that "too large" costs the tests little; and time enough where the machine is busy.
+# Small limits keep "too large" cheap; the timeout is long because the machine may be busy.
 LIMITS = {"max_body": 4 * MIB, "max_image_bytes": MIB, "max_images": 64, "request_timeout": 60}
 FORM = "multipart/form-data; boundary=frontier"
 JSON = "application/json"
 
 
 @dataclass(frozen=True)
-class Bad:
-    """One request and what it is answered with."""
+class Case:
+    """One request and the expected response."""
 
     name: str
     status: int
@@ -36,8 +35,8 @@ class Bad:
     method: str = "POST"
     path: str = "/predict"
     headers: tuple[tuple[str, str], ...] = ()
-    chunked: bool = False  # so that no Content-Length tells the size beforehand
-    raw: bytes | None = None  # the whole request, where it is no proper HTTP
+    chunked: bool = False  # send without Content-Length
+    raw: bytes | None = None  # the whole request, for malformed HTTP
 
     def request(self) -> bytes:
         if self.raw is not None:
@@ -65,8 +64,8 @@ class Reply:
         return json.loads(self.body)
 
 
-def send(address: tuple[str, int], case: Bad, seconds: float = 20) -> Reply:
-    """The server's answer; the connection is closed afterwards, whatever the server thinks of that."""
+def send(address: tuple[str, int], case: Case, seconds: float = 20) -> Reply:
+    """Send a case on a new connection and return the response."""
     with socket.create_connection(address, timeout=seconds) as connection:
         connection.sendall(case.request())
         with HTTPResponse(connection, method=case.method) as response:
@@ -75,16 +74,16 @@ def send(address: tuple[str, int], case: Bad, seconds: float = 20) -> Reply:
             return Reply(response.status, {name.lower(): value for name, value in response.getheaders()}, body)
 
 
-def pictures() -> Iterator[Bad]:
-    for picture in all_pictures():
-        yield Bad(picture.name, picture.status, picture.code, picture.data, "image/jpeg")
+def images() -> Iterator[Case]:
+    for image in all_images():
+        yield Case(image.name, image.status, image.code, image.data, "image/jpeg")
     for kind in (None, "", "image/png", "image/gif", "text/html", "application/octet-stream", ";;;", "a" * 5000, "é/é"):
-        yield Bad(f"jpeg called {str(kind)[:30]!r}", 200, body=JPEG, type=kind)
+        yield Case(f"jpeg called {str(kind)[:30]!r}", 200, body=JPEG, type=kind)
     for name, data in {"png": PNG, "webp": WEBP}.items():
-        yield Bad(f"{name} called image/jpeg", 200, body=data, type="image/jpeg")
-    # What curl calls everything that it is not told about.
-    yield Bad("jpeg called a form", 200, body=JPEG, type="application/x-www-form-urlencoded")
-    yield Bad("text called image/png", 415, "unsupported_image", b"hello", "image/png")
+        yield Case(f"{name} called image/jpeg", 200, body=data, type="image/jpeg")
+    # The content type that curl sends by default.
+    yield Case("jpeg called a form", 200, body=JPEG, type="application/x-www-form-urlencoded")
+    yield Case("text called image/png", 415, "unsupported_image", b"hello", "image/png")
 
 
 # Forms
@@ -99,7 +98,7 @@ def form(*parts: bytes, end: bytes = b"--frontier--\r\n") -> bytes:
     return b"".join(b"--frontier\r\n" + part for part in parts) + end
 
 
-def forms() -> Iterator[Bad]:
+def forms() -> Iterator[Case]:
     good, text = file(PNG), b'Content-Disposition: form-data; name="images"\r\n\r\nhello\r\n'
     nested = b"Content-Type: multipart/mixed; boundary=inner\r\n"
     refused: dict[str, tuple[str, bytes]] = {
@@ -133,40 +132,42 @@ def forms() -> Iterator[Bad]:
         "a form inside": (FORM, form(b'Content-Disposition: form-data; name="images"\r\n' + nested + b"\r\n" + good)),
     }
     for name, (kind, body) in refused.items():
-        yield Bad(f"form with {name}", 400, "bad_request", body, kind)
-    yield Bad("form with nothing but its end", 422, "no_images", form(), FORM)
-    yield Bad("form with 65 files", 413, "body_too_large", form(*[file(b"")] * 65), FORM)
-    yield Bad("form with a file of no bytes", 415, "unsupported_image", form(file(b"")), FORM)
-    yield Bad("form with a file of text", 415, "unsupported_image", form(file(b"hello")), FORM)
-    yield Bad("form with a cut file", 422, "broken_image", form(file(PNG[:999])), FORM)
-    yield Bad("form with a file beyond the limit", 413, "image_too_large", form(file(PNG + bytes(MIB))), FORM)
-    yield Bad(
+        yield Case(f"form with {name}", 400, "bad_request", body, kind)
+    yield Case("form with nothing but its end", 422, "no_images", form(), FORM)
+    yield Case("form with 65 files", 413, "body_too_large", form(*[file(b"")] * 65), FORM)
+    yield Case("form with a file of no bytes", 415, "unsupported_image", form(file(b"")), FORM)
+    yield Case("form with a file of text", 415, "unsupported_image", form(file(b"hello")), FORM)
+    yield Case("form with a cut file", 422, "broken_image", form(file(PNG[:999])), FORM)
+    yield Case("form with a file beyond the limit", 413, "image_too_large", form(file(PNG + bytes(MIB))), FORM)
+    yield Case(
         "form with more bytes than a request may have", 413, "body_too_large", form(*[file(bytes(MIB))] * 5), FORM
     )
-    yield Bad("form with files of both names", 200, body=form(good, file(PNG, "image")), type=FORM)
-    yield Bad("form in capitals", 200, body=form(good), type=FORM.replace("multipart/form-data", "Multipart/FORM-Data"))
-    yield Bad("form with something after its end", 200, body=form(good) + b"epilogue", type=FORM)
+    yield Case("form with files of both names", 200, body=form(good, file(PNG, "image")), type=FORM)
+    yield Case(
+        "form in capitals", 200, body=form(good), type=FORM.replace("multipart/form-data", "Multipart/FORM-Data")
+    )
+    yield Case("form with something after its end", 200, body=form(good) + b"epilogue", type=FORM)
     for charset in ("hex", "idna", "zlib", "no-such-thing"):
-        yield Bad(f"form in {charset}", 200, body=form(good), type=f"{FORM}; charset={charset}")
-    yield Bad("form in utf-16", 400, "bad_request", form(good), f"{FORM}; charset=utf-16")
+        yield Case(f"form in {charset}", 200, body=form(good), type=f"{FORM}; charset={charset}")
+    yield Case("form in utf-16", 400, "bad_request", form(good), f"{FORM}; charset=utf-16")
 
 
 # JSON
 
 
-def documents() -> Iterator[Bad]:
+def documents() -> Iterator[Case]:
     good, deep = base64.b64encode(PNG).decode(), 100_000
     refused: dict[str, bytes | object] = {
         "nothing in it": b"",
         "text": b"hello",
-        "a picture": PNG,
+        "an image": PNG,
         "an open bracket": b'{"images": [',
         "a comma at the end": b'{"images": ["aGk="],}',
         "single quotes": b"{'images': []}",
         "a comment": b'{"images": [] /* none */}',
         "a byte order mark": b"\xef\xbb\xbf" + b'{"images": []}',
         "utf-16": '{"images": []}'.encode("utf-16"),
-        "bytes that are no utf-8": b'{"images": ["\xff\xfe"]}',
+        "bytes that are not utf-8": b'{"images": ["\xff\xfe"]}',
         "half a surrogate": b'{"images": ["\\ud800"]}',
         "two documents": b'{"images": []}{"images": []}',
         "null": None,
@@ -196,10 +197,10 @@ def documents() -> Iterator[Bad]:
     }
     for name, document in refused.items():
         body = document if isinstance(document, bytes) else json.dumps(document).encode()
-        yield Bad(f"json of {name}", 400, "bad_request", body, JSON)
+        yield Case(f"json of {name}", 400, "bad_request", body, JSON)
 
-    def images(name: str, status: int, code: str, *texts: str) -> Bad:
-        return Bad(f"json with {name}", status, code, json.dumps({"images": texts}).encode(), JSON)
+    def images(name: str, status: int, code: str, *texts: str) -> Case:
+        return Case(f"json with {name}", status, code, json.dumps({"images": texts}).encode(), JSON)
 
     yield images("no images", 422, "no_images")
     yield images("65 images", 413, "body_too_large", *[good] * 65)
@@ -231,35 +232,35 @@ def documents() -> Iterator[Bad]:
     yield images("a data url", 200, "", f"data:image/png;base64,{good}")
     yield images("a data url of another type", 200, "", f"data:text/html;charset=utf-8;base64,{good}")
     yield images("64 images", 200, "", *[good] * 64)
-    yield Bad(
+    yield Case(
         "json in another charset", 200, body=b'{"images": ["%s"]}' % good.encode(), type=f"{JSON}; charset=latin-1"
     )
-    yield Bad("json with its key twice", 200, body=b'{"images": 1, "images": ["%s"]}' % good.encode(), type=JSON)
+    yield Case("json with its key twice", 200, body=b'{"images": 1, "images": ["%s"]}' % good.encode(), type=JSON)
 
 
 # HTTP
 
 
-def requests() -> Iterator[Bad]:
+def requests() -> Iterator[Case]:
     zeros = bytes(5 * MIB)
     for kind, body in (("image/jpeg", zeros), (FORM, form(file(zeros))), (JSON, b'{"images": ["%s"]}' % zeros)):
         for chunked in (False, True):
             how = " in chunks" if chunked else ""
-            yield Bad(f"{kind[:12]} of 5 MiB{how}", 413, "body_too_large", body, kind, chunked=chunked)
-    yield Bad("an image in chunks", 200, body=JPEG, chunked=True)
+            yield Case(f"{kind[:12]} of 5 MiB{how}", 413, "body_too_large", body, kind, chunked=chunked)
+    yield Case("an image in chunks", 200, body=JPEG, chunked=True)
     for coding in ("gzip", "br", "deflate", "zstd", "identity, gzip", "nonsense"):
         body, headers = gzip.compress(JPEG), (("Content-Encoding", coding),)
-        yield Bad(f"content-encoding {coding}", 400, "bad_request", body, headers=headers)
-    yield Bad("content-encoding identity", 200, body=JPEG, headers=(("Content-Encoding", "Identity"),))
+        yield Case(f"content-encoding {coding}", 400, "bad_request", body, headers=headers)
+    yield Case("content-encoding identity", 200, body=JPEG, headers=(("Content-Encoding", "Identity"),))
     for method in ("GET", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"):
-        yield Bad(f"{method} /predict", 405, "method_not_allowed", method=method)
+        yield Case(f"{method} /predict", 405, "method_not_allowed", method=method)
     for method, path in (
         ("POST", "/livez"),
         ("DELETE", "/metrics"),
         ("PUT", "/versions"),
         ("GET", "/versions/1/activate"),
     ):
-        yield Bad(f"{method} {path}", 405, "method_not_allowed", method=method, path=path)
+        yield Case(f"{method} {path}", 405, "method_not_allowed", method=method, path=path)
     paths = (
         "/nothing",
         "/predict/1",
@@ -271,28 +272,28 @@ def requests() -> Iterator[Bad]:
         "/versions/1/2",
     )
     for path in (*paths, "/" + "a" * 30_000, "/versions/../../etc/passwd", "/predict;a=b", "/.env", "/v2/health/none"):
-        yield Bad(f"POST {path[:30]}", 404, "not_found", b"x", path=path)
+        yield Case(f"POST {path[:30]}", 404, "not_found", b"x", path=path)
     for number in ("0", "-1", "abc", "1e400", "", "1.5", "1,2", "null", "NaN", "9" * 30, "9" * 5000, "%00", "0x1"):
-        yield Bad(f"?version={number[:31]}", 422, "invalid", JPEG, path=f"/predict?version={number}")
+        yield Case(f"?version={number[:31]}", 422, "invalid", JPEG, path=f"/predict?version={number}")
         if number:
-            yield Bad(f"activate {number[:31]}", 422, "invalid", path=f"/versions/{number}/activate")
+            yield Case(f"activate {number[:31]}", 422, "invalid", path=f"/versions/{number}/activate")
     for number in ("999", "1000000000000"):
-        yield Bad(f"?version={number}", 404, "not_found", JPEG, path=f"/predict?version={number}")
-        yield Bad(f"activate {number}", 404, "not_found", path=f"/versions/{number}/activate")
-    yield Bad("a reason of 501 letters", 422, "invalid", path=f"/versions/1/activate?reason={'a' * 501}")
-    yield Bad("unknown parameters", 200, body=JPEG, path="/predict?versions=9&version[]=9&%ff=%00&=&&&")
+        yield Case(f"?version={number}", 404, "not_found", JPEG, path=f"/predict?version={number}")
+        yield Case(f"activate {number}", 404, "not_found", path=f"/versions/{number}/activate")
+    yield Case("a reason of 501 letters", 422, "invalid", path=f"/versions/1/activate?reason={'a' * 501}")
+    yield Case("unknown parameters", 200, body=JPEG, path="/predict?versions=9&version[]=9&%ff=%00&=&&&")
     for seconds in ("0", "-1", "nan", "inf", "-inf", "abc", "", "1e400", "1e7", "1,5", "1s", "9" * 5000):
-        yield Bad(f"timeout {seconds[:9]!r}", 422, "invalid", JPEG, headers=(("X-Request-Timeout", seconds),))
+        yield Case(f"timeout {seconds[:9]!r}", 422, "invalid", JPEG, headers=(("X-Request-Timeout", seconds),))
     for given in ("<script>", "a b", "x" * 65, "é", "../..", "%0d%0aSet-Cookie: a=b"):
-        yield Bad(f"request id {given[:20]!r}", 415, "unsupported_image", b"x", headers=(("X-Request-ID", given),))
-    yield Bad("7 headers of 8 kB", 200, body=JPEG, headers=tuple((f"X-{n}", "a" * 8000) for n in range(7)))
-    yield Bad("100 headers of 8 kB", 400, body=JPEG, headers=tuple((f"X-{n}", "a" * 8000) for n in range(100)))
-    yield Bad("a header of 1 MB", 400, body=JPEG, headers=(("X-Long", "a" * MIB),))
-    yield Bad("a key that is not needed", 200, body=JPEG, headers=(("Authorization", "Bearer \xff\xfe"),))
-    yield Bad("a slash too many", 307, body=JPEG, path="/predict/")
+        yield Case(f"request id {given[:20]!r}", 415, "unsupported_image", b"x", headers=(("X-Request-ID", given),))
+    yield Case("7 headers of 8 kB", 200, body=JPEG, headers=tuple((f"X-{n}", "a" * 8000) for n in range(7)))
+    yield Case("100 headers of 8 kB", 400, body=JPEG, headers=tuple((f"X-{n}", "a" * 8000) for n in range(100)))
+    yield Case("a header of 1 MB", 400, body=JPEG, headers=(("X-Long", "a" * MIB),))
+    yield Case("a key that is not needed", 200, body=JPEG, headers=(("Authorization", "Bearer \xff\xfe"),))
+    yield Case("a slash too many", 307, body=JPEG, path="/predict/")
 
 
-def broken_http() -> Iterator[Bad]:
+def broken_http() -> Iterator[Case]:
     post = b"POST /predict HTTP/1.1\r\nHost: robot\r\n"
     chunked = post + b"Transfer-Encoding: chunked\r\n\r\n"
     get = b"GET /livez HTTP/1.1\r\nHost: robot\r\n"
@@ -321,19 +322,19 @@ def broken_http() -> Iterator[Bad]:
         "a header without a name": get + b": y\r\n\r\n",
     }
     for name, raw in refused.items():
-        yield Bad(f"http with {name}", 400, raw=raw)
+        yield Case(f"http with {name}", 400, raw=raw)
     huge = post + b"Content-Length: 999999999999\r\n"
-    yield Bad("a length of a terabyte", 413, "body_too_large", raw=huge + b"\r\nhello")
-    yield Bad("a terabyte that waits for leave", 413, "body_too_large", raw=huge + b"Expect: 100-continue\r\n\r\n")
-    yield Bad("no host", 200, raw=b"GET /livez HTTP/1.1\r\nConnection: close\r\n\r\n")
-    yield Bad("http 1.0", 200, raw=b"GET /livez HTTP/1.0\r\n\r\n")
+    yield Case("a length of a terabyte", 413, "body_too_large", raw=huge + b"\r\nhello")
+    yield Case("a terabyte that waits for leave", 413, "body_too_large", raw=huge + b"Expect: 100-continue\r\n\r\n")
+    yield Case("no host", 200, raw=b"GET /livez HTTP/1.1\r\nConnection: close\r\n\r\n")
+    yield Case("http 1.0", 200, raw=b"GET /livez HTTP/1.0\r\n\r\n")
     upgrade = (
         b"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: eA==\r\n\r\n"
     )
-    yield Bad("a web socket", 200, raw=get + upgrade)
+    yield Case("a web socket", 200, raw=get + upgrade)
 
 
 @cache
-def corpus() -> tuple[Bad, ...]:
-    """All cases; their names are unique."""
-    return (*pictures(), *forms(), *documents(), *requests(), *broken_http())
+def corpus() -> tuple[Case, ...]:
+    """All cases, with unique names."""
+    return (*images(), *forms(), *documents(), *requests(), *broken_http())

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from tests.support.bad_images import JPEG, MIB, PNG, oriented
-from tests.support.bad_inputs import FORM, JSON, LIMITS, Bad, Reply, corpus, file, form, send
+from tests.support.bad_inputs import FORM, JSON, LIMITS, Case, Reply, corpus, file, form, send
 from tests.support.servers import (
     RunningServer,
     known_image,
@@ -52,7 +52,7 @@ def address_of(server: RunningServer) -> tuple[str, int]:
     return host, int(port)
 
 
-def check(reply: Reply, case: Bad) -> None:
+def check(reply: Reply, case: Case) -> None:
     """The status and the code of the case, in the one shape that errors have."""
     problem = "problem" in reply.headers.get("content-type", "")
     code = reply.json()["code"] if problem else ""
@@ -79,7 +79,7 @@ def check_problem(reply: Reply) -> None:
 
 
 @pytest.mark.parametrize("case", corpus(), ids=lambda case: case.name)
-def test_a_bad_input_gets_the_answer_that_it_deserves(address: tuple[str, int], case: Bad) -> None:
+def test_a_bad_input_gets_the_answer_that_it_deserves(address: tuple[str, int], case: Case) -> None:
     check(send(address, case), case)
 
 
@@ -91,7 +91,7 @@ def test_the_corpus_is_large_and_its_names_are_unique() -> None:
 
 
 def answer_to(address: tuple[str, int], data: bytes) -> dict[str, object]:
-    reply = send(address, Bad("", 200, body=data))
+    reply = send(address, Case("", 200, body=data))
     assert reply.status == 200
     (answer,) = reply.json()["predictions"]
     return {name: value for name, value in answer.items() if name != "id"}
@@ -137,7 +137,7 @@ def outcomes(reply: Reply) -> list[str | None]:
 
 def test_in_a_form_bad_images_fail_alone_and_in_their_place(address: tuple[str, int]) -> None:
     body = form(*(file(data) for data, _ in MIXED))
-    assert outcomes(send(address, Bad("", 200, body=body, type=FORM))) == [expected for _, expected in MIXED]
+    assert outcomes(send(address, Case("", 200, body=body, type=FORM))) == [expected for _, expected in MIXED]
 
 
 def test_in_json_bad_images_fail_alone_and_in_their_place(address: tuple[str, int]) -> None:
@@ -146,12 +146,12 @@ def test_in_json_bad_images_fail_alone_and_in_their_place(address: tuple[str, in
     body = b'{"images": [%s]}' % ",".join(f'"{text}"' for text in texts).encode()
     expected = [outcome for _, outcome in MIXED]
     expected.insert(3, "!bad_base64")
-    assert outcomes(send(address, Bad("", 200, body=body, type=JSON))) == expected
+    assert outcomes(send(address, Case("", 200, body=body, type=JSON))) == expected
 
 
 def test_when_every_image_is_bad_the_request_fails_like_the_first(address: tuple[str, int]) -> None:
     body = form(file(PNG[:500]), file(b"hello"), file(b""))
-    check(send(address, Bad("", 422, "broken_image", body, FORM)), Bad("", 422, "broken_image"))
+    check(send(address, Case("", 422, "broken_image", body, FORM)), Case("", 422, "broken_image"))
 
 
 # Those who go away
@@ -174,8 +174,8 @@ HALVES = {
     + FORM.encode()
     + b"\r\n\r\n"
     + form(file(PNG))[:900],
-    "no wish for the answer": Bad("", 200, body=JPEG).request(),
-    "two requests at once, read by nobody": Bad("", 200, body=JPEG).request() * 2,
+    "no wish for the answer": Case("", 200, body=JPEG).request(),
+    "two requests at once, read by nobody": Case("", 200, body=JPEG).request() * 2,
 }
 
 
@@ -210,7 +210,7 @@ def test_four_passes_over_the_corpus_leave_the_server_as_it_was(
             assert send(address, case).status < 500, case.name
             if number % 25 == 0:
                 started = time.monotonic()
-                assert send(address, Bad("", 200, method="GET", path="/livez")).status == 200
+                assert send(address, Case("", 200, method="GET", path="/livez")).status == 200
                 assert time.monotonic() - started < 5  # it is never blocked, even where the machine is busy
         resident.append(process.memory_info().rss)
     shown = [round(size / MIB, 1) for size in resident]
@@ -236,7 +236,7 @@ def high_water(server: RunningServer) -> int:
 def fresh(folder: Path, tmp_path: Path) -> Iterator[RunningServer]:
     """A server whose high-water mark nobody has moved yet."""
     with running_server(folder, tmp_path / "log", threads=1, inbox="false", **LIMITS) as server:
-        send(address_of(server), Bad("", 200, body=JPEG))
+        send(address_of(server), Case("", 200, body=JPEG))
         yield server
 
 
@@ -247,7 +247,7 @@ KEYS = b'{"images": []' + b"".join(b',"%06d":1' % number for number in range(MIB
 @pytest.mark.parametrize("body", [ENTRIES, KEYS], ids=["wrong entries", "wrong keys"])
 def test_a_mebibyte_of_wrong_json_takes_a_few_mebibytes(fresh: RunningServer, body: bytes) -> None:
     before = high_water(fresh)
-    assert send(address_of(fresh), Bad("", 400, body=body, type=JSON), 60).status in (400, 413)
+    assert send(address_of(fresh), Case("", 400, body=body, type=JSON), 60).status in (400, 413)
     assert high_water(fresh) - before < 40 * MIB
 
 
@@ -275,7 +275,7 @@ def test_no_route_reads_the_body_of_a_stranger(folder: Path, tmp_path: Path) -> 
         writing = [(method.upper(), path) for path, item in paths.items() for method in item if method != "get"]
         for method, path in writing:
             before, path = high_water(server), re.sub(r"{\w+}", "1", path)
-            case = Bad("", 401, method=method, path=path, body=b" " * (16 * MIB), type=JSON, chunked=True)
+            case = Case("", 401, method=method, path=path, body=b" " * (16 * MIB), type=JSON, chunked=True)
             status, taken = send(address_of(server), case).status, high_water(server) - before
             if status not in (401, 413) or taken > 8 * MIB:
                 wrong.append(f"{method} {path}: {status}, took {taken / MIB:.0f} MiB")
