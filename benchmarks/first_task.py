@@ -1,7 +1,7 @@
-"""`python -m benchmarks.first_task`: how long a newcomer waits for the first version, with the offline default.
+"""`python -m benchmarks.first_task`: seconds from the first command to the first answer, with the offline default.
 
-Runs the real commands, `openworld learn` on 5 classes x 40 images in a new data folder and `openworld predict` right
-after, and reports the seconds, the accuracy on test images, and how many images of other classes are called novel.
+Runs `openworld learn` on 5 classes x 40 images in a new data folder, then `openworld predict`, and reports the seconds,
+the accuracy on test images, and the share of images of other classes that are answered novel.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from benchmarks.machine import machine
 
 
 def openworld(*words: str) -> tuple[float, str]:
-    """(seconds, what it printed) of one command in a process of its own."""
+    """(seconds, output) of one `openworld` command."""
     environment = {**os.environ, "OPENWORLD_BACKBONE": "tf_efficientnet_lite0"}
     started = time.monotonic()
     command = [sys.executable, "-m", "openworld", *words]
@@ -33,7 +33,7 @@ def openworld(*words: str) -> tuple[float, str]:
 
 
 def save(images: ImageSet, split: str, label: int, count: int, folder: Path, rng: np.random.Generator) -> list[Path]:
-    """Some images of a class as files."""
+    """Write `count` random images of a class as files."""
     folder.mkdir(parents=True)
     files = []
     for key in images.pick(split, label, count, rng):

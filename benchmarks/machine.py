@@ -1,4 +1,4 @@
-"""Where figures were measured."""
+"""The machine that a report was measured on."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def machine() -> dict[str, Any]:
-    """What a reader needs to judge a speed."""
+    """CPU model, cores and Python version."""
     model = ""
     if Path("/proc/cpuinfo").exists():
         lines = Path("/proc/cpuinfo").read_text().splitlines()

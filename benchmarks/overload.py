@@ -1,10 +1,10 @@
-"""`python -m benchmarks.overload --json OUT`: four times what the service can do, for half a minute.
+"""`python -m benchmarks.overload --json OUT`: load at four times the capacity for half a minute.
 
-What must hold: only 2xx, 429 and 504, every 429 with `Retry-After`; the p99 of what was accepted within the queue limit
-over the throughput; `/livez` within 100 ms throughout; afterwards the latency that an idle service has.
+Bars: only 2xx, 429 and 504, every 429 with `Retry-After`; p99 of accepted requests at most queue limit / throughput;
+`/livez` within 100 ms throughout; idle latency afterwards as before.
 
-Requests leave on a schedule, whether or not the ones before were answered (an open loop): robots do not wait for each
-other. The load and the `/livez` probe are processes of their own, on the same machine, and cost the service a share.
+Requests are sent on a schedule without waiting for earlier responses (open loop). The load generator and the `/livez`
+probe are separate processes on the same cores.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ ALLOWED = {200, 429, 504}
 
 
 class OpenLoop:
-    """Sends on schedule over as many keep-alive connections as that takes, and notes what comes back."""
+    """Send requests on a fixed schedule over as many keep-alive connections as needed; record the responses."""
 
     def __init__(self, port: int, requests: Sequence[bytes]) -> None:
         self._port, self._requests = port, requests
         self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
         self.statuses: Counter[int] = Counter()
-        self.accepted: list[float] = []  # seconds of those that were answered
+        self.accepted: list[float] = []  # latencies of accepted requests, in seconds
         self.without_retry_after = 0
 
     async def run(self, rate: float, seconds: float) -> None:
@@ -66,7 +66,7 @@ class OpenLoop:
             length = int(head.partition(b"content-length:")[2].split(b"\r\n")[0])
             await reader.readexactly(length)
         except (OSError, asyncio.IncompleteReadError):
-            self.statuses[0] += 1  # no answer at all
+            self.statuses[0] += 1  # no response
             return
         status = int(head.split()[1])
         self.statuses[status] += 1
@@ -96,7 +96,7 @@ def _livez(port: int, seconds: float, results: Any) -> None:
 
 
 def _in_processes(*jobs: tuple[Any, ...]) -> list[Any]:
-    """Each job in a process of its own, all at once; their results, in order."""
+    """Run each job in its own process, concurrently; return the results in order."""
     context = multiprocessing.get_context("spawn")
     queues = [context.Queue() for _ in jobs]
     processes = [context.Process(target=job[0], args=(*job[1:], q)) for job, q in zip(jobs, queues, strict=True)]
@@ -126,7 +126,7 @@ def measure(seconds: float, data: Path | None, images: Path | None) -> dict[str,
             )
             after = asyncio.run(run(port, *asked, clients=1, warm=1, seconds=4)).to_dict()
     limit = ServiceSettings.model_fields["queue_limit"].default
-    # The rate at which the queue empties under this load: the load's own processes take their share of the cores.
+    # Throughput under this load: the load generator uses the same cores.
     throughput = len(accepted) / seconds
     allowed_p99, p99 = limit / throughput, percentile(accepted, 0.99)
     others = {status: count for status, count in statuses.items() if status not in ALLOWED}
@@ -158,8 +158,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.overload", description=__doc__)
     parser.add_argument("--json", type=Path, required=True, metavar="OUT")
     parser.add_argument("--seconds", type=float, default=30)
-    parser.add_argument("--data", type=Path, help="a data folder with a learned model (default: one is made)")
-    parser.add_argument("--images", type=Path, help="a folder of JPEG files (default: they are made)")
+    parser.add_argument("--data", type=Path, help="a data folder with a learned model (default: learn a small model)")
+    parser.add_argument("--images", type=Path, help="a folder of JPEG files (default: generated)")
     args = parser.parse_args()
     document = measure(args.seconds, args.data, args.images)
     args.json.write_text(json.dumps(document, indent=1) + "\n")

@@ -1,7 +1,7 @@
-"""`python -m benchmarks.while_training --json OUT`: what a robot notices while the same cores learn a task.
+"""`python -m benchmarks.while_training --json OUT`: latency while the same cores learn a task.
 
-One client asks ten times a second, first of an idle service, then while the trainer of this machine learns. Both are
-started by `openworld up`, as people start them. Bar: p99 at most twice its idle value.
+One client sends ten requests per second, first to an idle service, then while the trainer learns. `openworld up` starts
+both. Bar: p99 at most twice its idle value.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from benchmarks.serving.process import free_port
 from benchmarks.serving.workload import prepare
 from service.client import Client
 
-RATE = 10.0  # requests a second
+RATE = 10.0  # requests per second
 IDLE_SECONDS = 20.0
 NEW = (("dune", "fern", "coal"), ("brick", "wave", "snow"))
 IMAGES = range(40)
-LONGEST = 600.0  # seconds that a task may take
+LONGEST = 600.0  # time limit of a task, in seconds
 
 
 async def _ask(port: int, requests: Sequence[bytes], until: Any) -> list[float]:
-    """On schedule over one connection, until told to stop; the seconds that each answer took."""
+    """Send requests on a fixed schedule over one connection until stopped; return the latencies in seconds."""
     reader, writer = await asyncio.open_connection(HOST, port)
     found, number, started = [], 0, time.perf_counter()
     while not await asyncio.to_thread(until):
@@ -90,7 +90,7 @@ def measure(settings: dict[str, str]) -> dict[str, Any]:
         port, log = free_port(), work / "up.log"
         with _up(workload.data, port, log, **settings), Client(f"http://{HOST}:{port}") as client:
             requests, _ = requests_of(workload.images, False, f"{HOST}:{port}")
-            time.sleep(8)  # until the trainer has loaded torch, too
+            time.sleep(8)  # the trainer loads torch
             end = time.monotonic() + IDLE_SECONDS
             idle = asyncio.run(_ask(port, requests, lambda: time.monotonic() > end))
             rounds = []

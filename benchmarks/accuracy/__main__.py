@@ -1,4 +1,4 @@
-"""`python -m benchmarks.accuracy`: MORE, its ablations and its rivals on a stream of tasks."""
+"""`python -m benchmarks.accuracy`: MORE, its ablations and baselines on a stream of tasks."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--data", type=Path, required=True, help="image set (safetensors)")
     parser.add_argument("--tasks", type=int, default=5)
-    parser.add_argument("--per-class", type=int, help="training images a class (default: all)")
-    parser.add_argument("--test-per-class", type=int, help="test images a class (default: all)")
+    parser.add_argument("--per-class", type=int, help="training images per class (default: all)")
+    parser.add_argument("--test-per-class", type=int, help="test images per class (default: all)")
     parser.add_argument("--memory", type=int, default=200)
     parser.add_argument("--backbone", help="timm name (default: the learner's)")
     parser.add_argument("--weights", type=Path, help="its safetensors file")
@@ -41,7 +41,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--methods", default=",".join(METHODS), help="comma-separated (default: all)")
     parser.add_argument("--seed", type=int, default=0, help="class order, samples and training")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--json", type=Path, required=True, help="where the report goes; .md and .png beside it")
+    parser.add_argument("--json", type=Path, required=True, help="report file; .md and .png are written beside it")
     parsed = parser.parse_args(argv)
     unknown = set(parsed.methods.split(",")) - METHODS.keys()
     if unknown:
@@ -50,7 +50,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def show(event: Event) -> None:
-    """One line that is written over until a phase ends."""
+    """Print progress on one line, replaced until the phase ends."""
     left = "" if event.seconds_left is None else f", {event.seconds_left:.0f} s left"
     loss = "" if event.loss is None else f", loss {event.loss:.3f}"
     end = "\n" if event.epoch == event.epochs else "\r"

@@ -1,4 +1,4 @@
-"""Image sets as one safetensors file: all JPEG files one after the other, their offsets and labels, for two splits."""
+"""An image set in one safetensors file: concatenated JPEG files, offsets and labels per split."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The paper's measures of a run, from what a method scored on the test images after each task."""
+"""The paper's metrics, computed from a method's scores on the test images after each task."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Step:
-    """After one task: the log-scores of the classes learned so far for every test image, future classes' included."""
+    """Log-scores of the classes learned so far for every test image, including images of future classes."""
 
     log_scores: Floats  # (n, C_t)
     task_of_class: NDArray[np.int64]  # (C_t,)
@@ -24,14 +24,14 @@ class Step:
 
 @dataclass(frozen=True)
 class Result:
-    """One method's figures."""
+    """The metrics of one method."""
 
     accuracy: list[float]  # after each task, over the classes learned so far
     auc: list[float]  # after each task but the last: known against future classes
     forgetting: float
     within_task: float  # accuracy when the task is given, after the last task
     task_prediction: float  # how often the best class is of the right task, after the last task
-    theorem_1: dict[str, float]  # mean cross-entropies, and the largest |H_CIL - H_WP - H_TP| of an image
+    theorem_1: dict[str, float]  # mean cross-entropies, and the largest |H_CIL - H_WP - H_TP| of any image
 
     @property
     def last(self) -> float:
@@ -49,7 +49,7 @@ class Result:
 
     @property
     def mean(self) -> float:
-        """The one figure that methods are compared by: the mean of AIA and AI-AUC."""
+        """The mean of AIA and AI-AUC, by which methods are compared."""
         return (self.aia + self.ai_auc) / 2
 
     def to_dict(self) -> dict[str, Any]:
@@ -57,7 +57,7 @@ class Result:
 
 
 def measure(steps: Sequence[Step], labels: NDArray[np.int64]) -> Result:
-    """`labels`: the column of each test image's class in the last step, so also its place in the order of learning."""
+    """`labels`: the column of each test image's class in the last step, which is its position in learning order."""
     accuracies, aucs, per_task = [], [], []
     for step in steps:
         known = labels < step.log_scores.shape[1]

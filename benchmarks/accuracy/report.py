@@ -1,4 +1,4 @@
-"""The report of a run: JSON for machines, a markdown table and a plot for people, all from the same figures."""
+"""The report of a run as JSON, a Markdown table and a plot."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One stream of tasks through one learner, scored by every method that shares its training."""
+"""Train one learner on a stream of tasks, and score every method that shares its training."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from trainer.learning.tokens import Tokens
 
 
 class Method(NamedTuple):
-    """How a method scores: by which rule, with which heads, after which training."""
+    """The rule, heads and training that a method scores with."""
 
     rule: str
     back_updated: bool = True
@@ -52,7 +52,7 @@ def run(
     methods: list[str],
     listener: Callable[[Event], None],
 ) -> tuple[dict[str, Result], dict[str, object]]:
-    """Train once with replay and once without, as far as the methods ask for it; (figures, facts about the run)."""
+    """Train with and without replay, as the methods need; return (metrics, facts about the run)."""
     results: dict[str, Result] = {}
     facts: dict[str, object] = {}
     for replay in (True, False):
@@ -105,7 +105,7 @@ def _train(
 def _score(
     model: Model, first_heads: dict[int, Head], features: Features, held_out: Features, samples: Samples, method: Method
 ) -> Step:
-    """The test images under the method, whose rule is fitted on the held-out images as the product's is."""
+    """Score the test images; the rule is fitted on held-out images, as in the product."""
     if not method.back_updated:
         model = model.with_heads(first_heads)
     column = {name: c for c, name in enumerate(model.classes)}

@@ -1,7 +1,7 @@
-"""`python -m benchmarks.serving`: the service beside a bare ONNX Runtime loop and beside other ways to serve.
+"""`python -m benchmarks.serving`: the service against a bare ONNX Runtime loop and other servers.
 
 One run, one machine, the same model, images and threads for all of them. LitServe and BentoML get our ONNX predictor,
-so that only the layer around it differs; FastAPI with torch is what most people write. Takes about
+so that only the serving layer differs; FastAPI with torch is the usual first implementation. Takes about
 rounds x contenders x 3 x seconds, and first some minutes to learn a model and to install the peers (build/peers).
 """
 
@@ -31,20 +31,20 @@ NOTES = [
     "LitServe and BentoML serve our ONNX predictor and our image reader: only the serving layer differs.",
     "They run on uvloop and httptools like the service, with their access logs off; the service logs every request, "
     "counts its metrics and keeps novel images in its inbox, as it does by default.",
-    "A worker of theirs has as many BLAS threads as ONNX Runtime threads; ours is left as it comes.",
-    "A peer's settings are the best of those tried, by images a second.",
-    "`others`: cores that were taken meanwhile by what is no part of the benchmark.",
+    "Their workers have as many BLAS threads as ONNX Runtime threads; ours keeps its default.",
+    "A peer's settings are the best of those tried, by images per second.",
+    "`others`: cores taken by unrelated processes during the measurement.",
 ]
 
 
 def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.serving", description=__doc__)
-    parser.add_argument("--json", type=Path, required=True, help="where the report goes")
-    parser.add_argument("--seconds", type=float, default=15.0, help="of each measurement (default 15)")
+    parser.add_argument("--json", type=Path, required=True, help="report file")
+    parser.add_argument("--seconds", type=float, default=15.0, help="seconds per measurement (default 15)")
     parser.add_argument("--rounds", type=int, default=3, help="default 3")
     parser.add_argument("--clients", type=int, default=32, help="connections at saturation (default 32)")
     parser.add_argument("--data", type=Path, help="a data folder (default: learn a small model)")
-    parser.add_argument("--images", type=Path, help="a folder with JPEG files (default: made)")
+    parser.add_argument("--images", type=Path, help="a folder with JPEG files (default: generated)")
     parser.add_argument("--peers", default="all", help=f"all, none, or some of {','.join(contenders.PEERS)}")
     parser.add_argument("--logs", type=Path, help="keep the contenders' logs in this folder")
     parsed = parser.parse_args(argv)
@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def measure(args: argparse.Namespace, work: Path, console: Console) -> dict[str, Any]:
-    """The whole report."""
+    """Measure all contenders and return the report."""
     console.print("preparing a model and images")
     prepared = workload.prepare(work, args.data, args.images)
     settings = ServiceSettings(data=prepared.data)
@@ -108,7 +108,7 @@ def measure(args: argparse.Namespace, work: Path, console: Console) -> dict[str,
 def _field(
     names: Sequence[str], plan: run.Plan, cores: int
 ) -> tuple[dict[str, dict[str, Any]], list[tuple[Contender, Variant]]]:
-    """Every contender's entry in the report, and those that can be measured, the service first, with their settings."""
+    """(report entries of all contenders, the measurable ones with their settings, the service first)."""
     entries: dict[str, dict[str, Any]] = {
         BARE: {"about": "decode and score in a loop, no server; the faster of two ways", "settings": {}}
     }

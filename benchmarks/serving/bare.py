@@ -1,13 +1,12 @@
-"""`python -m benchmarks.serving.bare`: the same model, images and threads with no server at all.
+"""`python -m benchmarks.serving.bare`: the same model, images and threads without a server.
 
-This is what a server is measured against: what the machine gives when nobody asks over HTTP. Two loops are run,
-because it depends on model and machine which is faster, and the faster one is the bar:
+The reference for the servers. Model and machine decide which of two loops is faster; the faster one is the bar:
 
-    sequential   decode a batch, score it, and so on: one after the other
-    overlapped   a pool of threads decodes the next images while this batch is scored, as the service does
+    sequential   decode a batch, score it, repeat
+    overlapped   a thread pool decodes the next images while a batch is scored, as the service does
 
-A third is reported beside them and is no bar: `parallel`, as many loops as there are threads, each with a thread of
-ONNX Runtime of its own and one image at a time. It says what another division of the same threads would give.
+A third loop is reported for comparison: `parallel`, one loop per thread, each with one ONNX Runtime thread and one
+image at a time.
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ from models.inference.predictor import Predictor
 
 Rate = dict[str, float]  # images_per_second and cpu_ms_per_image
 
-AHEAD = 2  # batches that are decoded or being decoded while one is scored: enough that scoring never waits
+AHEAD = 2  # batches decoded in advance, so that scoring never waits
 
 
 def one_by_one(predictor: Predictor, images: Sequence[bytes], warm: float, seconds: float) -> Measured:
-    """One image at a time, as an idle server has them: the latency of decode and score."""
+    """Latency of decode and score, one image at a time."""
     begins = time.perf_counter() + warm
     latencies: list[float] = []
     for image in cycle(images):
@@ -68,7 +67,7 @@ def overlapped(
 
 
 def parallel(predictor: Predictor, images: Sequence[bytes], loops: int, warm: float, seconds: float) -> Rate:
-    """`predictor` has one thread. The loops meet after each pass over the images, so that all are counted."""
+    """Single-threaded loops side by side. They synchronise after each pass, so that every image is counted."""
     with ThreadPoolExecutor(loops) as pool:
 
         def step() -> None:

@@ -115,7 +115,8 @@ def main() -> int:
         ).stdout.strip()
         for name, root in {"old": args.old, "new": ROOT}.items()
     }
-    command = f"python -m benchmarks.serving.compare --old <{commits['old']}> {shlex.join(sys.argv[3:])}"
+    words = ["--json", str(args.json), "--rounds", f"{args.rounds}", "--seconds", f"{args.seconds:g}"]
+    command = f"python -m benchmarks.serving.compare --old <{commits['old']}> {shlex.join(words)}"
     facts = {"command": command, "date": datetime.now(UTC).date().isoformat(), "machine": machine(), "commits": commits}
     args.json.write_text(json.dumps({**facts, **measured}, indent=1) + "\n")
     print(json.dumps(measured["result"], indent=1))

@@ -1,7 +1,7 @@
-"""Who is measured, and with which settings: commands and environments, nothing that runs.
+"""The measured servers and their settings: commands and environments.
 
-Each peer has a few settings; the best of them in a short trial is the one that is compared. `cores` is the number of
-threads that every contender may compute with, whether in one process or spread over several.
+Each peer has a few variants; a short trial selects the fastest. `cores` is the number of compute threads per contender,
+in one process or spread over several.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ class Contender:
     python: str
     packages: Sequence[str]
     variants: Sequence[Variant]
-    form: bool = False  # the image comes as a file of a form; otherwise it is the body
+    form: bool = False  # send the image as a form file instead of the body
 
 
 def service(cores: int) -> Contender:
-    """As people run it: default settings, or what OPENWORLD_ variables say."""
+    """The service with default settings, or those of OPENWORLD_ variables."""
     command = [sys.executable, "-m", "openworld", "serve"]
     packages = ("openworld", *COMMON)
     return Contender(SERVICE, "this service", sys.executable, packages, [Variant({"threads": cores}, command)])
 
 
 def torch(cores: int) -> Contender:
-    """What a team without a serving framework writes first."""
+    """A FastAPI handler around a torch model."""
     command = [sys.executable, "-m", "benchmarks.serving.apps.torch_app"]
     variants = [
         Variant(
@@ -61,7 +61,7 @@ def torch(cores: int) -> Contender:
 
 
 def litserve(cores: int) -> Contender:
-    """Its documentation: workers_per_device = cores on a CPU, fast_queue above 100 requests a second, batching on."""
+    """Its documentation: workers_per_device = cores on a CPU, fast_queue above 100 requests per second, batching on."""
     python = str(peers.install("litserve"))
     command = [python, "-m", "benchmarks.serving.apps.litserve_app"]
     choices = [(1, cores, 16, 10.0), (cores, 1, 8, 10.0), (cores, 1, 2, 2.0)]
@@ -86,17 +86,17 @@ PEERS: dict[str, Callable[[int], Contender]] = {"torch": torch, "litserve": lits
 
 def _variants(command: Sequence[str], choices: Sequence[tuple[int, int, int, float]]) -> list[Variant]:
     out = []
-    for workers, threads, batch, wait_ms in dict.fromkeys(choices):  # on one core some of them are the same
+    for workers, threads, batch, wait_ms in dict.fromkeys(choices):  # some choices coincide on one core
         settings = {"workers": workers, "threads": threads, "batch": batch, "wait_ms": wait_ms}
         environment = {f"SERVING_{name.upper()}": str(value) for name, value in settings.items()}
-        # As everybody sets them who runs a process a core: otherwise each would have a BLAS thread for every core.
+        # The usual setting with one process per core: otherwise every process starts a BLAS thread per core.
         environment |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(threads))
         out.append(Variant(settings, command, environment))
     return out
 
 
 def environment(variant: Variant, data: Path, port: int, home: Path) -> dict[str, str]:
-    """What a contender needs to know beside its settings; every contender reads its own part of it."""
+    """Variables for all contenders; each reads its own."""
     return {
         **variant.environment,
         "OPENWORLD_DATA": str(data),

@@ -1,4 +1,4 @@
-"""What one measurement gave: images a second, percentiles of the latency, and what went wrong."""
+"""The result of one measurement: throughput, latency percentiles and errors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """Linear between the two nearest; 0.5 is the median. NaN of nothing."""
+    """Linearly interpolated percentile; NaN for no values."""
     if not values:
         return float("nan")
     ordered = sorted(values)
@@ -21,7 +21,7 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 @dataclass(frozen=True)
 class Measured:
-    """One window of one contender under one load."""
+    """One measurement window of one contender under one load."""
 
     images: int  # answered with 200 inside the window
     seconds: float
@@ -30,13 +30,13 @@ class Measured:
     p90_ms: float
     p99_ms: float
     slowest_ms: float
-    answered: int = 0  # with 200 from the first request to the last, so outside the window too
-    wrong: int = 0  # of the answered ones, with another label than expected
-    errors: dict[str, int] = field(default_factory=dict)  # status or what else happened: how often
+    answered: int = 0  # responses with 200, including those outside the window
+    wrong: int = 0  # answered with an unexpected label
+    errors: dict[str, int] = field(default_factory=dict)  # status or error name: count
 
     @classmethod
     def of(cls, latencies: Sequence[float], seconds: float, **rest: Any) -> Measured:
-        """`latencies` in seconds, of the images that were answered in a window of `seconds`."""
+        """`latencies` in seconds, of the images answered in a window of `seconds`."""
         p50, p90, p99, slowest = (round(1000 * percentile(latencies, share), 3) for share in (0.5, 0.9, 0.99, 1.0))
         rate = round(len(latencies) / seconds, 2)
         return cls(len(latencies), round(seconds, 3), rate, p50, p90, p99, slowest, **rest)
@@ -50,7 +50,7 @@ class Measured:
 
 
 def medians(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The median of every number that all rounds have, nested as they are nested."""
+    """The median of every number that all rounds have, with the same nesting."""
     out: dict[str, Any] = {}
     for key in rounds[0] if rounds else ():
         values = [entry[key] for entry in rounds if key in entry]

@@ -1,8 +1,7 @@
-"""`python -m benchmarks.serving.load`: the load, in a process of its own so that it takes nothing from a contender.
+"""`python -m benchmarks.serving.load`: the load generator, in its own process.
 
-A closed loop: each of N keep-alive connections sends its next request when it has the answer to its last one. Requests
-are built beforehand and answers are read by a few lines of parser, so that the generator costs little beside what it
-measures. Every answer is checked: its status, and its label against the one that is expected of that image.
+A closed loop: each of N keep-alive connections sends its next request after the response to the previous one. Prebuilt
+requests and a small parser keep the generator cheap. It checks the status and the label of every response.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ HOST = "127.0.0.1"
 PATH = "/predict"
 FIELD = "images"
 EXPECTED = "expected.json"
-GRACE = 30.0  # seconds for the answers that are under way when the window ends
-PAUSE = 0.05  # before a connection that broke is made again
+GRACE = 30.0  # seconds to wait for responses after the window ends
+PAUSE = 0.05  # seconds before reconnecting
 
 
 class Load:
-    """What all connections share: the next request, the clock and the tally."""
+    """State shared by all connections: next request, clock, counts."""
 
     def __init__(self, requests: Sequence[bytes], expected: Sequence[str | None], warm: float, seconds: float) -> None:
         self.requests, self._expected = requests, expected
@@ -41,7 +40,7 @@ class Load:
         self.errors: Counter[str] = Counter()
 
     def next(self) -> int:
-        """The place of the request to send: all images in turn, whichever connection asks."""
+        """Index of the next request; all connections share one cycle over the images."""
         self._sent += 1
         return (self._sent - 1) % len(self.requests)
 
@@ -66,7 +65,7 @@ class Load:
 
 
 def label_of(body: bytes) -> str | None:
-    """The label of the one image that was asked about, in our shape or as a list or object of it."""
+    """The label in a response with one prediction, in our format or as a list or object."""
     document: Any = json.loads(body)
     if isinstance(document, dict) and "predictions" in document:
         document = document["predictions"]
@@ -79,7 +78,7 @@ def label_of(body: bytes) -> str | None:
 class _Connection(asyncio.Protocol):
     def __init__(self, load: Load) -> None:
         self._load, self._reader = load, ResponseReader()
-        self._place, self._sent = -1, 0.0  # -1: no request is under way
+        self._place, self._sent = -1, 0.0  # -1: no pending request
         self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -125,7 +124,7 @@ class _Connection(asyncio.Protocol):
 
 
 async def _client(load: Load, port: int) -> None:
-    """One client: always one connection, a new one when it breaks."""
+    """One client: one connection, reopened when it breaks."""
     loop = asyncio.get_running_loop()
     while not load.over:
         try:
@@ -142,7 +141,7 @@ async def _client(load: Load, port: int) -> None:
 async def run(
     port: int, requests: Sequence[bytes], expected: Sequence[str | None], clients: int, warm: float, seconds: float
 ) -> Measured:
-    """`clients` connections for `warm` seconds that do not count and `seconds` that do."""
+    """Run `clients` connections for `warm` uncounted seconds, then `seconds` counted ones."""
     load = Load(requests, expected, warm, seconds)
     tasks = [asyncio.create_task(_client(load, port)) for _ in range(clients)]
     await asyncio.sleep(max(0.0, load.ends - time.perf_counter()))
@@ -156,7 +155,7 @@ async def run(
 
 
 def requests_of(folder: Path, form: bool, host: str) -> tuple[list[bytes], list[str | None]]:
-    """The requests for a workload's images, and the label that each should get."""
+    """The requests for a workload's images, and the expected labels."""
     expected: dict[str, str | None] = json.loads((folder / EXPECTED).read_bytes())
     images = [(folder / name).read_bytes() for name in expected]
     if form:
@@ -168,7 +167,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.serving.load", description=__doc__)
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--images", type=Path, required=True, help=f"a folder with JPEG files and {EXPECTED}")
-    parser.add_argument("--form", action="store_true", help="send forms; otherwise the image is the body")
+    parser.add_argument("--form", action="store_true", help="send forms instead of plain bodies")
     parser.add_argument("--clients", type=int, required=True)
     parser.add_argument("--warm", type=float, default=1.0)
     parser.add_argument("--seconds", type=float, required=True)

@@ -1,7 +1,7 @@
-"""Pictures that cost what photographs cost, made from nothing: no download, and the same ones every time.
+"""Generated images that are as expensive to decode as photographs; deterministic, no download.
 
-Noise whose amplitude falls as 1/f has the spectrum of natural images, so that a JPEG of it is as large as one of a
-photograph and takes a decoder as long. A class is a palette, a grain and a direction: what is shown does not matter.
+Noise with amplitude 1/f has the spectrum of natural images, so its JPEG is as large and as slow to decode as that of a
+photograph. A class is a palette, a grain and a direction.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ WIDTH, HEIGHT, QUALITY = 340, 256, 85
 
 
 def make_image(name: str, number: int) -> bytes:
-    """The JPEG of a class's picture with that number."""
+    """Image `number` of a class, as JPEG."""
     style = np.random.default_rng(zlib.crc32(name.encode()))
     slope, angle, stretch = style.uniform(1.2, 1.5), style.uniform(0, np.pi), style.uniform(1, 4)
     palette = style.uniform(-1, 1, (3, 3)) * 45
@@ -34,7 +34,7 @@ def make_image(name: str, number: int) -> bytes:
 
 
 def _amplitude(slope: float, angle: float, stretch: float) -> NDArray[np.float64]:
-    """How strong each frequency is: f to the power of -slope, stretched along one direction."""
+    """Amplitude per frequency: f ** -slope, stretched along one direction."""
     y, x = np.meshgrid(np.fft.fftfreq(HEIGHT), np.fft.rfftfreq(WIDTH), indexing="ij")
     along, across = x * np.cos(angle) + y * np.sin(angle), y * np.cos(angle) - x * np.sin(angle)
     frequency = np.hypot(along * stretch, across)
@@ -45,7 +45,7 @@ def _amplitude(slope: float, angle: float, stretch: float) -> NDArray[np.float64
 
 
 def _field(rng: np.random.Generator, amplitude: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Noise with these amplitudes, of mean 0 and deviation 1: (H, W)."""
+    """Noise with these amplitudes, mean 0, standard deviation 1: (H, W)."""
     waves = rng.normal(size=amplitude.shape) + 1j * rng.normal(size=amplitude.shape)
     field = np.fft.irfft2(waves * amplitude, s=(HEIGHT, WIDTH))
     out: NDArray[np.float64] = field / field.std()
@@ -53,7 +53,7 @@ def _field(rng: np.random.Generator, amplitude: NDArray[np.float64]) -> NDArray[
 
 
 def write_images(root: Path, classes: Sequence[str], numbers: range) -> Mapping[str, list[Path]]:
-    """A sub-folder a class."""
+    """Write one sub-folder per class."""
     out: dict[str, list[Path]] = {}
     for name in classes:
         (root / name).mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""The peers' own virtual environments, under build/peers: their requirements never meet ours."""
+"""A virtual environment per peer under build/peers, separate from ours."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PEERS = ROOT / "build" / "peers"
 STAMP = "installed.txt"
 INSTALL_SECONDS = 900
-# The event loop and the parser that our server has: not every peer asks for them, and all of them are faster with.
+# The event loop and parser of our server; all peers are faster with them, but not all require them.
 FAST_HTTP = ("uvloop", "httptools")
 REQUIREMENTS = {"litserve": ("litserve", *FAST_HTTP), "bentoml": ("bentoml", *FAST_HTTP)}
 ASK_VERSIONS = """
@@ -29,11 +29,11 @@ print(json.dumps(found))
 
 
 class PeerUnavailable(Exception):
-    """The peer cannot be measured here; says why."""
+    """The peer cannot be measured on this machine."""
 
 
 def install(name: str) -> Path:
-    """The Python of the peer's environment, made when it is not there, with this project's light base inside."""
+    """Create the peer's environment if needed, with this project in it; return its Python."""
     folder = PEERS / name
     python = folder / "bin" / "python"
     wanted = " ".join(REQUIREMENTS[name])
@@ -43,7 +43,7 @@ def install(name: str) -> Path:
     pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     for command in ([sys.executable, "-m", "venv", str(folder)], [*pip, *REQUIREMENTS[name], "--editable", str(ROOT)]):
         _run(command)
-    stamp.write_text(wanted)  # last: a half-made environment has none and is completed
+    stamp.write_text(wanted)  # written last, so that an incomplete environment is completed
     return python
 
 
@@ -58,7 +58,7 @@ def _run(command: Sequence[str]) -> None:
 
 
 def versions(python: Path | str, packages: Sequence[str]) -> dict[str, str]:
-    """The versions of those packages that an environment has."""
+    """The installed versions of `packages`."""
     command = [str(python), "-c", ASK_VERSIONS, *packages]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     found: dict[str, str] = json.loads(done.stdout)

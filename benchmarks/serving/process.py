@@ -1,4 +1,4 @@
-"""A contender as a process: started, waited for until it answers, and ended with everything that it started."""
+"""Start a contender, wait until it answers, and end it with all its child processes."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from benchmarks.serving.load import HOST
 
 START_SECONDS = 120.0
 STOP_SECONDS = 15.0
-LOG_TAIL = 1500  # characters of a log that are worth showing
+LOG_TAIL = 1500  # characters of a log to show
 
 
 class NotServing(Exception):
-    """The contender did not start, or gives no answers; says what it logged."""
+    """The contender did not start or does not answer; the message has the end of its log."""
 
 
 def free_port() -> int:
@@ -35,14 +35,14 @@ def free_port() -> int:
 
 @dataclass(frozen=True)
 class Running:
-    """A contender that answers."""
+    """A running contender."""
 
     process: subprocess.Popen[bytes]
     port: int
     start_seconds: float
 
     def cpu_seconds(self) -> float:
-        """Of the process and all that it started."""
+        """CPU seconds of the process and its children."""
         total = 0.0
         for process in family(self.process.pid):
             with suppress(psutil.NoSuchProcess):
@@ -63,7 +63,7 @@ def family(pid: int) -> list[psutil.Process]:
 def running(
     command: Sequence[str], environment: Mapping[str, str], port: int, request: bytes, log: Path, cwd: Path
 ) -> Iterator[Running]:
-    """Start it in a session of its own, wait for its first answer to `request`, and end it."""
+    """Start the command in a new session, wait for a 200 to `request`, and end it on exit."""
     started = time.monotonic()
     with log.open("ab") as output:
         process = subprocess.Popen(
@@ -112,7 +112,7 @@ def _tail(log: Path) -> str:
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """Ask the whole family to go, and kill what stays. By pid: some workers leave their parent's session."""
+    """Terminate the process and its children by pid, then kill the rest; some workers leave the session."""
     members = family(process.pid)
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGTERM)
@@ -124,5 +124,5 @@ def stop(process: subprocess.Popen[bytes]) -> None:
             member.kill()
     psutil.wait_procs(left, timeout=STOP_SECONDS)
     with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)  # whatever was started meanwhile
+        os.killpg(process.pid, signal.SIGKILL)  # processes started in the meantime
     process.wait(STOP_SECONDS)

@@ -1,4 +1,4 @@
-"""From rounds to a report: medians, ratios, the bars and whether they are met, as JSON and as a table."""
+"""The report of all rounds: medians, ratios and bars, as JSON and as a table."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from benchmarks.serving.figures import medians
 from benchmarks.serving.run import BAR
 
 OF_BARE, ADDED_MS = 0.90, 3.0
-BESIDE = "parallel"  # a bare loop that is no bar
-QUIET = 0.15  # cores that others may take before the figures are in doubt
+BESIDE = "parallel"  # a bare loop shown for comparison only
+QUIET = 0.15  # cores; above this the figures are doubtful
 
-Rounds = Mapping[str, Sequence[Mapping[str, Any]]]  # by contender, one entry a round
+Rounds = Mapping[str, Sequence[Mapping[str, Any]]]  # by contender, one entry per round
 
 
 def summarise(rounds: Rounds) -> dict[str, Any]:
@@ -41,7 +41,7 @@ def summarise(rounds: Rounds) -> dict[str, Any]:
 
 
 def bar(name: str, found: Sequence[float], wanted: str, met: bool) -> dict[str, Any]:
-    """`found` is the median over the rounds, which are all there."""
+    """One bar: the median over the rounds, and all rounds."""
     return {
         "name": name,
         "wanted": wanted,
@@ -69,7 +69,7 @@ def _peers(rounds: Rounds) -> list[str]:
 
 
 def _pairs(rounds: Rounds, other: str) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
-    """The service and another contender in the same round, so that a slow minute hurts both."""
+    """The service and another contender, paired by round."""
     return list(zip(rounds[SERVICE], rounds[other], strict=True))
 
 
@@ -78,13 +78,13 @@ def _rate(entry: Mapping[str, Any]) -> float:
 
 
 def show(document: Mapping[str, Any], console: Console) -> None:
-    """What a person wants to know."""
+    """Print the report as tables."""
     result = document["result"]
     console.print(_contenders(document, result["median"]))
     console.print(_bars(result["bars"]))
     if not result["quiet"]:
         taken = result["most_taken_by_others"]
-        console.print(Text(f"in doubt: others took up to {taken:g} cores meanwhile; measure on a quiet machine"))
+        console.print(Text(f"doubtful: other processes took up to {taken:g} cores; measure on an idle machine"))
     for name, entry in document["contenders"].items():
         if "not_measured" in entry:
             console.print(Text(f"{name} was not measured: {entry['not_measured']}"))
@@ -94,7 +94,7 @@ def _contenders(document: Mapping[str, Any], middle: Mapping[str, Any]) -> Table
     clients, rounds = document["settings"]["clients"], document["settings"]["rounds"]
     table = Table(title=f"{clients} clients, median of {rounds} rounds", title_justify="left")
     table.add_column("")
-    for column in ("images/s", "p50 ms", "p99 ms", "idle p50 ms", "idle p99 ms", "CPU ms an image", "errors", "wrong"):
+    for column in ("images/s", "p50 ms", "p99 ms", "idle p50 ms", "idle p99 ms", "CPU ms per image", "errors", "wrong"):
         table.add_column(column, justify="right")
     for name, entry in middle.items():
         idle, loaded = entry["idle"], entry.get("saturated", {})

@@ -1,4 +1,4 @@
-"""HTTP/1.1 as the load generator speaks it: requests built once, responses read from whatever pieces arrive."""
+"""The load generator's HTTP/1.1: prebuilt requests and an incremental response parser."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ BOUNDARY = b"openworld-serving-benchmark"
 
 
 class BadResponse(ValueError):
-    """Bytes that are no HTTP response."""
+    """The bytes are not an HTTP response."""
 
 
 class Response(NamedTuple):
-    """One answer; `close` says that the connection will not take another request."""
+    """One response; `close` means that the connection ends after it."""
 
     status: int
     body: bytes
@@ -24,12 +24,12 @@ class Response(NamedTuple):
 
 
 def raw_request(host: str, path: str, image: bytes) -> bytes:
-    """The image as it is."""
+    """A request with the image as its body."""
     return _request(host, path, b"image/jpeg", image)
 
 
 def form_request(host: str, path: str, image: bytes, field: str) -> bytes:
-    """The image as a file of a form, as a browser or `curl -F` sends it."""
+    """A request with the image as a form file, like `curl -F`."""
     head = f'Content-Disposition: form-data; name="{field}"; filename="image.jpg"\r\nContent-Type: image/jpeg'.encode()
     body = b"--%b\r\n%b\r\n\r\n%b\r\n--%b--\r\n" % (BOUNDARY, head, image, BOUNDARY)
     return _request(host, path, b"multipart/form-data; boundary=" + BOUNDARY, body)
@@ -68,7 +68,7 @@ class _Head:
 
 
 class ResponseReader:
-    """Feed it what the socket gives; it returns the responses that are complete. One reader a connection."""
+    """Incremental parser, one per connection: feed it bytes, get complete responses."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
@@ -83,7 +83,7 @@ class ResponseReader:
         return out
 
     def end(self) -> Response | None:
-        """The connection was closed: the response that had no length ends here, if there is one."""
+        """Handle a closed connection: a response without a length ends here."""
         head = self._head
         if head is None or head.chunked or head.length is not None:
             return None
@@ -95,7 +95,7 @@ class ResponseReader:
             if text is None:
                 return None
             head = _Head.parse(text)
-            if head.status >= 200:  # 1xx only announce the one that counts
+            if head.status >= 200:  # skip 1xx interim responses
                 self._head = head
         head = self._head
         body = self._body(head)
@@ -130,7 +130,7 @@ class ResponseReader:
             del self._buffer[: end + 2 + size + 2]
 
     def _trailer(self, end: int) -> bytes | None:
-        """After the last chunk: header lines that nobody wants, and an empty one."""
+        """Skip the trailers after the last chunk."""
         stop = self._buffer.find(b"\r\n\r\n", end)
         if stop < 0:
             self._bound(LONGEST_HEAD)
