@@ -18,7 +18,9 @@ COPY pyproject.toml ./
 # The dependencies apart from our code: gigabytes that are installed again only when this list changes.
 RUN for extra in serve train; do \
         python -c "import sys, tomllib; project = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
-            print(*project['dependencies'], *project['optional-dependencies'][sys.argv[1]], sep='\n')" \
+            extras = project['optional-dependencies']; \
+            lines = project['dependencies'] + extras['inference'] + extras[sys.argv[1]]; \
+            print(*(line for line in lines if not line.startswith('openworld[')), sep='\n')" \
         "$extra" > "$extra.txt" || exit 1; \
     done
 COPY LICENSE ./

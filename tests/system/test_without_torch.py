@@ -6,17 +6,15 @@ The static side of this rule is an import-linter contract in pyproject.toml.
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import signal
 import subprocess
 import sys
-import venv
 from pathlib import Path
 
 import httpx2 as httpx
 import pytest
 
+from tests.support.fresh_venv import clean_environment, install
 from tests.support.paths import ROOT
 from tests.support.servers import address_of, known_image, learned_folder, running_server
 
@@ -74,31 +72,17 @@ def test_the_server_runs_where_torch_cannot_be_imported(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(900)
 def test_the_serve_extra_alone_is_enough_to_serve(tmp_path: Path) -> None:
-    venv.create(tmp_path / "venv", with_pip=True)
-    python = tmp_path / "venv" / "bin" / "python"
-    # Build from a copy: building a wheel writes into the source folder.
-    source = tmp_path / "source"
-    packages = ("models", "tasks", "trainer", "service", "openworld")
-    for package in packages:
-        shutil.copytree(ROOT / package, source / package, ignore=shutil.ignore_patterns("__pycache__"))
-    for file in ("pyproject.toml", "LICENSE", "README.md"):
-        shutil.copy(ROOT / file, source)
-    install = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", f"{source}[serve]"]
-    done = subprocess.run([python, *install], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    listed = subprocess.run([python, "-m", "pip", "list", "--format=json"], capture_output=True, check=True).stdout
-    installed = {package["name"].lower() for package in json.loads(listed)}
+    bin_folder, installed = install(tmp_path, "serve")
     assert "onnxruntime-gpu" in installed or "onnxruntime" in installed
     assert not installed & set(TORCH)
     data = learned_folder(tmp_path / "robot")
-    check([str(tmp_path / "venv" / "bin" / "openworld"), "serve", "--data", str(data)], tmp_path)
+    check([str(bin_folder / "openworld"), "serve", "--data", str(data)], tmp_path)
 
 
 def check(command: list[str], folder: Path) -> None:
     """Start the server, and compare its answer with that of the development environment's server."""
     log = folder / "serve.log"
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("OPENWORLD_", "PYTHON"))}
-    environment |= {"OPENWORLD_PORT": "0", "OPENWORLD_LOG_FORMAT": "json"}
+    environment = clean_environment() | {"OPENWORLD_PORT": "0", "OPENWORLD_LOG_FORMAT": "json"}
     with log.open("wb") as file:
         process = subprocess.Popen(command, stdout=file, stderr=file, env=environment, cwd=folder)
     try:
