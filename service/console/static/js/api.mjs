@@ -1,21 +1,21 @@
-// The server, as the pages see it. A key is kept for this tab only, and leaves it only towards this server.
+// HTTP requests to the server. The key is stored for this browser tab only and is sent only to this server.
 
 const KEY = "openworld.key";
 
 export const session = {
-  me: null, // { keys_needed, name, roles } once the server has said so
+  me: null, // { keys_needed, name, roles } of GET /me
   get key() {
     return sessionStorage.getItem(KEY);
   },
   set key(secret) {
     secret ? sessionStorage.setItem(KEY, secret) : sessionStorage.removeItem(KEY);
   },
-  may(role) {
+  hasRole(role) {
     return !role || Boolean(this.me?.roles.includes(role));
   },
 };
 
-/** What went wrong, in the server's own words (RFC 9457). */
+/** An error response as problem details (RFC 9457), or a server that cannot be reached. */
 export class Problem extends Error {
   constructor({ status = 0, code = "unreachable", title, detail, request_id: requestId = null, errors = [] }) {
     super(detail);
@@ -23,12 +23,14 @@ export class Problem extends Error {
   }
 }
 
-const heard = new Set();
+let unauthorized = () => {};
 
-/** Call me when the server asks for a key. */
-export const onUnauthorized = (listener) => heard.add(listener);
+/** Sets the function to call after every response with status 401. */
+export function onUnauthorized(listener) {
+  unauthorized = listener;
+}
 
-async function request(path, { method = "GET", json, body, headers = {}, signal } = {}) {
+async function request(path, { method = "GET", json, body, headers = {}, signal, cache = "no-store" } = {}) {
   const sent = { ...headers };
   if (session.key) sent.Authorization = `Bearer ${session.key}`;
   if (json !== undefined) {
@@ -37,21 +39,21 @@ async function request(path, { method = "GET", json, body, headers = {}, signal 
   }
   let response;
   try {
-    response = await fetch(path, { method, headers: sent, body, signal, cache: "no-store" });
+    response = await fetch(path, { method, headers: sent, body, signal, cache });
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new Problem({
       title: "The server cannot be reached",
-      detail: "Is it running? This page tries again when you ask it to.",
+      detail: "Check that the server is running and that you are connected, then try again.",
     });
   }
   if (response.ok) return response;
-  const problem = new Problem(await described(response));
-  if (problem.status === 401) for (const listener of heard) listener();
+  const problem = new Problem(await problemDetails(response));
+  if (problem.status === 401) unauthorized();
   throw problem;
 }
 
-async function described(response) {
+async function problemDetails(response) {
   try {
     return await response.json();
   } catch {
@@ -59,46 +61,39 @@ async function described(response) {
   }
 }
 
-export const ask = async (path, options) => (await request(path, options)).json();
-export const post = (path, json, options) => ask(path, { method: "POST", json, ...options });
-export const patch = (path, json, options) => ask(path, { method: "PATCH", json, ...options });
+export const get = async (path, options) => (await request(path, options)).json();
+export const post = (path, json, options) => get(path, { method: "POST", json, ...options });
+export const patch = (path, json, options) => get(path, { method: "PATCH", json, ...options });
 
-/** The path with the query, without what is null. */
-export function query(path, values) {
-  const given = Object.entries(values).filter(([, value]) => value !== null && value !== undefined);
+/** Adds query parameters to a path, without those that are null. */
+export function withQuery(path, parameters) {
+  const given = Object.entries(parameters).filter(([, value]) => value != null);
   return given.length ? `${path}?${new URLSearchParams(given)}` : path;
 }
 
-/** An image's bytes to a route that takes them as they are. */
-export const send = (path, blob, options) =>
-  ask(path, {
-    method: "POST",
-    body: blob,
-    headers: { "Content-Type": blob.type || "application/octet-stream" },
-    ...options,
-  });
+/** Posts an image as the body of the request. */
+export const postImage = (path, blob) =>
+  get(path, { method: "POST", body: blob, headers: { "Content-Type": blob.type || "application/octet-stream" } });
 
-/** A picture as an address for an <img>, fetched with the key; whoever asked revokes it. */
-export async function pictureUrl(path, signal) {
-  const headers = session.key ? { Authorization: `Bearer ${session.key}` } : {};
-  const response = await fetch(path, { headers, signal }); // unlike the rest, the browser may keep it
-  if (!response.ok) throw new Problem(await described(response));
+/** Fetches an image with the key and returns an object URL, which the caller must revoke. */
+export async function fetchImageUrl(path) {
+  const response = await request(path, { cache: "default" });
   return URL.createObjectURL(await response.blob());
 }
 
-/** Server-sent events through fetch, because EventSource cannot carry a key. Yields each event's data. */
-export async function* events(path, signal) {
+/** Yields the data of server-sent events. Uses fetch because EventSource cannot send a key. */
+export async function* streamEvents(path, signal) {
   const response = await request(path, { signal });
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-  let text = "";
+  let buffer = "";
   for (;;) {
     const { done, value } = await reader.read();
     if (done) return;
-    text += value;
-    const parts = text.split("\n\n");
-    text = parts.pop();
-    for (const part of parts) {
-      const data = part
+    buffer += value;
+    const events = buffer.split("\n\n");
+    buffer = events.pop();
+    for (const event of events) {
+      const data = event
         .split("\n")
         .filter((line) => line.startsWith("data: "))
         .map((line) => line.slice(6))

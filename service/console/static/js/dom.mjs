@@ -1,86 +1,58 @@
-// Elements without a framework: h("p", { class: "quiet" }, "text", child).
+// DOM helpers: h("p", { class: "muted" }, "text", child).
 
-// The page's own drawing says what an SVG element is, so that no address of another host stands in these files.
-const SVG = document.querySelector("svg").namespaceURI;
+// Taken from the page, so that no file has to contain the URL of the SVG namespace.
+const SVG_NAMESPACE = document.querySelector("svg").namespaceURI;
 const PROPERTIES = new Set(["value", "checked", "disabled", "hidden", "open", "indeterminate"]);
 
-function fill(element, attributes, children) {
+/** Flattens nested arrays and leaves out null, undefined and false. */
+const present = (children) => children.flat(Infinity).filter((child) => child != null && child !== false);
+
+function build(element, attributes, children) {
   for (const [name, value] of Object.entries(attributes ?? {})) {
-    if (value === null || value === undefined) continue;
+    if (value == null) continue;
     if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
     else if (PROPERTIES.has(name)) element[name] = value;
     else if (value === true) element.setAttribute(name, "");
     else if (value !== false) element.setAttribute(name, value);
   }
-  element.append(
-    ...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false),
-  );
+  element.append(...present(children));
   return element;
 }
 
-export const h = (tag, attributes, ...children) => fill(document.createElement(tag), attributes, children);
+export const h = (tag, attributes, ...children) => build(document.createElement(tag), attributes, children);
 
-export const svg = (tag, attributes, ...children) => fill(document.createElementNS(SVG, tag), attributes, children);
+export const svg = (tag, attributes, ...children) =>
+  build(document.createElementNS(SVG_NAMESPACE, tag), attributes, children);
 
-/** Put these children into a node, in place of what was there. */
-export function put(node, ...children) {
-  node.replaceChildren(
-    ...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false),
-  );
-  return node;
-}
+/** Replaces the content of a node. */
+export const render = (node, ...children) => node.replaceChildren(...present(children));
 
 export const byId = (id) => document.getElementById(id);
 
-let count = 0;
+let lastId = 0;
 
-/** An id of its own, to tie a label to its control. */
-export const fresh = (name) => `${name}-${++count}`;
+export const uniqueId = (prefix) => `${prefix}-${++lastId}`;
 
 export const button = (text, onclick, attributes) => h("button", { type: "button", onclick, ...attributes }, text);
 
-/** A label above its control. */
-export function labelled(text, control, attributes) {
-  control.id ||= fresh("field");
-  return h("div", { class: "field", ...attributes }, h("label", { for: control.id }, text), control);
+/** A form control with its label above. */
+export function field(label, control) {
+  control.id ||= uniqueId("field");
+  return h("div", { class: "field" }, h("label", { for: control.id }, label), control);
 }
 
-/** A table; numbers are cells that are given as { n: text }. */
-export function table(caption, head, rows) {
-  const cell = (tag, value) =>
-    h(tag, { class: value?.n !== undefined ? "n" : null, scope: tag === "th" ? "col" : null }, value?.n ?? value);
-  return h(
-    "div",
-    { class: "scroll", role: "group", "aria-label": caption, tabindex: "0" },
+/** A labelled <select>. `options` maps each value to its text; `onchange` receives the chosen value. */
+export const select = (label, options, chosen, onchange) =>
+  field(
+    label,
     h(
-      "table",
-      {},
-      h("caption", {}, caption),
-      h(
-        "thead",
-        {},
-        h(
-          "tr",
-          {},
-          head.map((value) => cell("th", value)),
-        ),
-      ),
-      h(
-        "tbody",
-        {},
-        rows.map((row) =>
-          h(
-            "tr",
-            {},
-            row.map((value) => cell("td", value)),
-          ),
-        ),
-      ),
+      "select",
+      { onchange: (event) => onchange(event.target.value) },
+      Object.entries(options).map(([value, text]) => h("option", { value, selected: value === chosen }, text)),
     ),
   );
-}
 
-/** Say it to those who listen instead of looking. */
-export function say(text) {
-  byId("spoken").textContent = text;
+/** Tells screen readers. */
+export function announce(text) {
+  byId("announcer").textContent = text;
 }

@@ -1,94 +1,90 @@
-// The frame around the pages: which page, who is asking, what is being learned, light or dark.
+// The frame of every page: routing by URL fragment, sign-in, the current task and the theme.
 
-import { ask, onUnauthorized, session } from "./api.mjs";
-import { button, byId, h, labelled, put, say } from "./dom.mjs";
-import { tasks, WORKING } from "./task_feed.mjs";
-import { listed, percent } from "./format.mjs";
+import { get, onUnauthorized, session } from "./api.mjs";
 import { problemBox } from "./components/notices.mjs";
+import { announce, button, byId, field, h, render } from "./dom.mjs";
+import { joinNames, percent } from "./format.mjs";
+import { taskFeed } from "./task_feed.mjs";
 import { toggleTheme } from "./theme.mjs";
 
+// A page module exports show(body, { signal, rest }): `signal` aborts when the user leaves, `rest` is the path after
+// the page's name.
 const PAGES = {
   inbox: { title: "Inbox", role: "label", load: () => import("./pages/inbox/inbox.mjs") },
-  teaching: { title: "Teaching", load: () => import("./pages/tasks.mjs") },
+  tasks: { title: "Tasks", load: () => import("./pages/tasks.mjs") },
   try: { title: "Try it", role: "predict", load: () => import("./pages/try/try.mjs") },
   versions: { title: "Versions", load: () => import("./pages/versions/versions.mjs") },
   live: { title: "Live", load: () => import("./pages/live.mjs") },
 };
 
 const main = byId("main");
-let leave = new AbortController(); // tells the page that is shown to let go of whatever it holds
+let pageController = new AbortController();
 
-const allowed = () => Object.keys(PAGES).filter((name) => session.may(PAGES[name].role));
+const allowedPages = () => Object.keys(PAGES).filter((name) => session.hasRole(PAGES[name].role));
 
-function address() {
+async function showPage() {
+  pageController.abort();
+  pageController = new AbortController();
+  const { signal } = pageController;
+  if (session.me === null) return signIn();
   const [, name, ...rest] = location.hash.split("/");
-  return { name, rest };
-}
-
-async function show() {
-  leave.abort();
-  leave = new AbortController();
-  const { signal } = leave;
-  if (session.me === null) return start();
-  const { name, rest } = address();
-  if (!allowed().includes(name)) return location.replace(`#/${allowed()[0]}`);
+  if (!allowedPages().includes(name)) return location.replace(`#/${allowedPages()[0]}`);
   const page = PAGES[name];
   document.title = `${page.title} · openworld`;
-  drawNav(name);
-  const heading = h("h1", { tabindex: "-1" }, page.title);
+  drawHeader(name);
   const body = h("div", { class: `page ${name}` });
-  put(main, heading, body);
+  render(main, h("h1", { tabindex: "-1" }, page.title), body);
   try {
-    const { show: draw } = await page.load();
-    if (!signal.aborted) await draw(body, { signal, rest });
+    const { show } = await page.load();
+    if (!signal.aborted) await show(body, { signal, rest });
   } catch (error) {
-    if (!signal.aborted) put(body, problemBox(error, show));
+    if (!signal.aborted) render(body, problemBox(error, showPage));
   }
 }
 
-function drawNav(current) {
-  put(
+function drawHeader(current) {
+  render(
     byId("nav"),
-    allowed().map((name) =>
+    allowedPages().map((name) =>
       h("a", { href: `#/${name}`, "aria-current": name === current ? "page" : null }, PAGES[name].title),
     ),
   );
-  const who = session.me.keys_needed
-    ? [
-        h("span", { title: session.me.roles.join(", ") }, session.me.name),
-        button("Forget the key", forget, { class: "plain" }),
-      ]
-    : [];
-  put(byId("who"), who);
+  render(
+    byId("user"),
+    session.me.keys_needed && [
+      h("span", { title: `Roles: ${session.me.roles.join(", ")}` }, session.me.name),
+      button("Sign out", signOut, { class: "plain" }),
+    ],
+  );
 }
 
-// Keys
+// Sign-in
 
-async function start() {
+async function signIn() {
   try {
-    session.me = await ask("me");
+    session.me = await get("me");
   } catch (error) {
-    if (error.status === 401) return; // the form for a key is there by now
-    return put(main, h("h1", {}, "openworld"), problemBox(error, show));
+    if (error.status === 401) return; // askForKey has drawn the form
+    return render(main, h("h1", {}, "openworld"), problemBox(error, showPage));
   }
-  tasks.start();
-  return show();
+  taskFeed.start();
+  return showPage();
 }
 
-function forget() {
+function signOut() {
   session.key = null;
-  location.reload(); // nothing that the key has shown is left
+  location.reload(); // drops everything that was loaded with the key
 }
 
 function askForKey() {
-  if (byId("key")) return; // asked already: several requests may come back at once
-  const refused = session.key !== null;
+  if (byId("key")) return; // several requests can fail at once
+  const rejected = session.key !== null;
   session.key = null;
   session.me = null;
-  leave.abort();
-  tasks.stop();
-  put(byId("nav"));
-  put(byId("who"));
+  pageController.abort();
+  taskFeed.stop();
+  render(byId("nav"));
+  render(byId("user"));
   const input = h("input", {
     id: "key",
     type: "password",
@@ -99,19 +95,19 @@ function askForKey() {
   const submit = (event) => {
     event.preventDefault();
     session.key = input.value.trim();
-    put(main, h("h1", {}, "One moment…"));
-    show();
+    render(main, h("h1", {}, "Signing in…"));
+    showPage();
   };
-  put(
+  render(
     main,
-    h("h1", {}, "A key, please"),
+    h("h1", {}, "Sign in"),
     h(
       "form",
       { class: "card narrow", onsubmit: submit },
-      h("p", {}, "This server has keys. Yours says what you may do here; it is kept in this tab only."),
-      refused && h("p", { class: "warn", role: "alert" }, "The server does not know that key."),
-      labelled("Key", input),
-      h("div", { class: "row end" }, h("button", { type: "submit", class: "main" }, "Come in")),
+      h("p", {}, "This server requires a key. Your key decides which pages you see. It is stored in this tab only."),
+      rejected && h("p", { class: "warning", role: "alert" }, "The server does not accept this key."),
+      field("Key", input),
+      h("div", { class: "row end" }, h("button", { type: "submit", class: "primary" }, "Sign in")),
     ),
   );
   input.focus();
@@ -119,35 +115,30 @@ function askForKey() {
 
 onUnauthorized(askForKey);
 
-// What is being learned, on every page
+// The current task, shown on every page
 
-function drawBusy() {
-  const busy = byId("busy");
-  const task = tasks.all().find((one) => WORKING.has(one.state)) ?? tasks.all().find((one) => one.state === "queued");
-  busy.hidden = !task;
+function drawCurrentTask() {
+  const link = byId("current-task");
+  const task = taskFeed.current;
+  link.hidden = !task;
   if (!task) return;
-  const done = task.progress ? ` ${percent(task.progress.progress)}` : "";
-  const verb = task.state === "queued" ? "Waiting:" : "Learning";
-  put(
-    busy,
-    h("span", { class: "pulse", "aria-hidden": "true" }),
-    `${verb} ${listed(Object.keys(task.counts), 2)}${done}`,
-  );
+  const names = joinNames(Object.keys(task.counts), 2);
+  const progress = task.progress ? ` ${percent(task.progress.progress)}` : "";
+  const text = task.state === "queued" ? `Queued: ${names}` : `Learning ${names}${progress}`;
+  render(link, h("span", { class: "pulse", "aria-hidden": "true" }), text);
 }
 
-tasks.addEventListener("change", drawBusy);
-tasks.addEventListener("phase", (event) => say(event.detail));
-
-// The rest
+taskFeed.addEventListener("change", drawCurrentTask);
+taskFeed.addEventListener("phase", (event) => announce(event.detail));
 
 byId("theme").addEventListener("click", toggleTheme);
 byId("skip").addEventListener("click", () => main.focus());
 addEventListener("hashchange", async () => {
-  await show();
-  // Where a link has led: those who use a keyboard or listen start at the top of the new page.
+  await showPage();
+  // Keyboard and screen reader users continue at the top of the new page.
   main.querySelector("h1")?.focus({ preventScroll: true });
   scrollTo(0, 0);
 });
 
 if (!location.hash) history.replaceState(null, "", "#/");
-show();
+showPage();

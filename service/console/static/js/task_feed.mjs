@@ -1,148 +1,149 @@
-// Every task that is being learned, followed from wherever the reader is: no page holds what another one needs.
+// The tasks of the server, kept up to date on every page: polls the list and follows running tasks by events.
 
-import { ask, events } from "./api.mjs";
-import { listed, plural } from "./format.mjs";
+import { get, streamEvents } from "./api.mjs";
 import { toast } from "./components/notices.mjs";
+import { joinNames, percent } from "./format.mjs";
 
-export const WORKING = new Set(["learning", "evaluating"]);
+const RUNNING = new Set(["learning", "evaluating"]);
 export const ENDED = new Set(["published", "rejected", "failed", "cancelled"]);
 
-const LOOK = 5000; // milliseconds between two looks at the list, for tasks that others hand in
-const KEPT = 100;
-const STREAMS = 2; // a browser has six connections to a server, and pages need some of them
+const POLL_MILLISECONDS = 5000;
+const MAX_TASKS = 100;
+const MAX_STREAMS = 2; // a browser opens six connections to a server; pages need the others
 
-class Tasks extends EventTarget {
-  #tasks = new Map(); // by id
+/** Dispatches "change" after an update of the tasks, and "phase" (detail: text) when a task enters a new phase. */
+class TaskFeed extends EventTarget {
+  #tasks = new Map(); // id -> task
   #streams = new Map(); // id -> AbortController
   #timer = null;
   #running = false;
-  #seenCounts = null; // tasks by state at the last look, as text
-  problem = null; // why there is no list
+  #lastCounts = null; // the counts by state of the last poll, as JSON
+  problem = null; // the error of the last poll
   loaded = false;
 
-  /** Newest first. */
+  /** All tasks, newest first. */
   all() {
     return [...this.#tasks.values()].sort((a, b) => (a.created < b.created ? 1 : -1));
   }
 
-  /** The newest version that a task has become; 0 for none. */
+  /** The task that is being learned, or else one that is queued. */
+  get current() {
+    const tasks = this.all();
+    return tasks.find((task) => RUNNING.has(task.state)) ?? tasks.find((task) => task.state === "queued");
+  }
+
+  /** The newest version that a task has published, or 0. */
   get newestVersion() {
-    return Math.max(0, ...[...this.#tasks.values()].map((task) => task.version ?? 0));
+    return Math.max(0, ...this.all().map((task) => task.version ?? 0));
   }
 
   start() {
     if (this.#running) return;
     this.#running = true;
-    document.addEventListener("visibilitychange", this.#seen);
-    this.look();
+    document.addEventListener("visibilitychange", this.#visibilityChanged);
+    this.poll();
   }
 
   stop() {
     this.#running = false;
-    this.#quiet();
-    document.removeEventListener("visibilitychange", this.#seen);
+    this.#pause();
+    document.removeEventListener("visibilitychange", this.#visibilityChanged);
     this.#tasks.clear();
-    this.#seenCounts = null;
+    this.#lastCounts = null;
     this.loaded = false;
   }
 
-  #seen = () => (document.hidden ? this.#quiet() : this.look());
+  #visibilityChanged = () => (document.hidden ? this.#pause() : this.poll());
 
-  #quiet() {
+  #pause() {
     clearTimeout(this.#timer);
     for (const stream of this.#streams.values()) stream.abort();
     this.#streams.clear();
   }
 
-  /** Look for tasks that have come or changed their state, now and again after a while. */
-  async look() {
+  /** Reads the list if the counts have changed, and schedules the next poll. */
+  async poll() {
     clearTimeout(this.#timer);
     try {
-      // A glance, because a hundred tasks with their losses are much to ask for every few seconds.
-      const { counts } = await ask("tasks?limit=1");
-      const seen = JSON.stringify(counts);
-      if (seen !== this.#seenCounts) await this.#read();
-      this.#seenCounts = seen;
+      // The counts alone, because a full list with all losses is large.
+      const counts = JSON.stringify((await get("tasks?limit=1")).counts);
+      if (counts !== this.#lastCounts) await this.#readList();
+      this.#lastCounts = counts;
       this.problem = null;
     } catch (error) {
       this.problem = error;
     }
     this.loaded = true;
     if (!this.#running) return;
-    this.#open();
+    this.#openStreams();
     this.dispatchEvent(new Event("change"));
-    if (this.problem?.code === "no_queue") return; // it never gets one while it runs
-    this.#timer = setTimeout(() => this.look(), this.problem ? 4 * LOOK : LOOK);
+    if (this.problem?.code === "no_queue") return; // a server without a queue never gets one
+    this.#timer = setTimeout(() => this.poll(), this.problem ? 4 * POLL_MILLISECONDS : POLL_MILLISECONDS);
   }
 
-  async #read() {
-    const page = await ask(`tasks?limit=${KEPT}`);
-    const there = new Set(page.tasks.map((task) => task.id));
-    for (const id of this.#tasks.keys()) if (!there.has(id)) this.#tasks.delete(id);
-    for (const task of page.tasks) this.#heard(task, false);
+  async #readList() {
+    const { tasks } = await get(`tasks?limit=${MAX_TASKS}`);
+    const ids = new Set(tasks.map((task) => task.id));
+    for (const id of this.#tasks.keys()) if (!ids.has(id)) this.#tasks.delete(id);
+    for (const task of tasks) this.#store(task);
   }
 
-  /** A task that was just handed in, or has just changed. */
-  add(task) {
-    this.#heard(task);
-    this.#open();
+  /** Adds or updates one task. */
+  update(task) {
+    this.#store(task);
+    this.dispatchEvent(new Event("change"));
+    this.#openStreams();
   }
 
-  #heard(task, tell = true) {
+  #store(task) {
     const before = this.#tasks.get(task.id);
-    if (before && before.updated > task.updated) return; // an answer that was overtaken by an event
+    if (before && before.updated > task.updated) return; // an event was faster than this response
     this.#tasks.set(task.id, task);
-    if (before) this.#announce(before, task);
-    if (tell) this.dispatchEvent(new Event("change"));
+    if (before) this.#announceChange(before, task);
   }
 
-  #announce(before, task) {
-    const names = listed(Object.keys(task.counts));
-    if (before.state !== task.state && ENDED.has(task.state)) {
-      if (task.state === "published") {
-        toast(`Version ${task.version} has learned ${names}.`, {
-          action: { text: "See it", href: `#/versions/${task.version}` },
-        });
-      } else {
-        const kind = task.state === "cancelled" ? "good" : "bad";
-        toast(`${names}: ${task.state}. ${task.reason ?? ""}`, {
-          kind,
-          action: { text: "See why", href: "#/teaching" },
-        });
-      }
-    } else if (before.progress?.phase !== task.progress?.phase && task.progress) {
-      const said = `Learning ${names}: ${task.progress.phase}, ${Math.round(100 * task.progress.progress)} percent`;
-      this.dispatchEvent(new CustomEvent("phase", { detail: said }));
+  #announceChange(before, task) {
+    const names = joinNames(Object.keys(task.counts));
+    if (before.state !== task.state && task.state === "published") {
+      toast(`Version ${task.version} has learned ${names}.`, {
+        action: { text: "Show version", href: `#/versions/${task.version}` },
+      });
+    } else if (before.state !== task.state && ENDED.has(task.state)) {
+      toast([`Task for ${names} ${task.state}`, task.reason].filter(Boolean).join(": "), {
+        error: task.state !== "cancelled",
+        action: { text: "Show task", href: "#/tasks" },
+      });
+    } else if (task.progress && before.progress?.phase !== task.progress.phase) {
+      const text = `Learning ${names}: ${task.progress.phase}, ${percent(task.progress.progress)}`;
+      this.dispatchEvent(new CustomEvent("phase", { detail: text }));
     }
   }
 
-  #open() {
-    const wanted = this.all()
+  /** Follows the running tasks first, then the oldest queued ones. */
+  #openStreams() {
+    if (document.hidden) return;
+    const active = this.all()
       .filter((task) => !ENDED.has(task.state))
-      .reverse();
-    wanted.sort((a, b) => WORKING.has(b.state) - WORKING.has(a.state));
-    for (const task of wanted.slice(0, STREAMS)) {
-      if (!this.#streams.has(task.id) && this.#streams.size < STREAMS && !document.hidden) this.#follow(task.id);
-    }
+      .reverse()
+      .sort((a, b) => RUNNING.has(b.state) - RUNNING.has(a.state));
+    for (const { id } of active.slice(0, MAX_STREAMS))
+      if (!this.#streams.has(id) && this.#streams.size < MAX_STREAMS) this.#follow(id);
   }
 
   async #follow(id) {
     const stream = new AbortController();
     this.#streams.set(id, stream);
     try {
-      for await (const task of events(`tasks/${id}/events`, stream.signal)) this.#heard(task);
+      for await (const task of streamEvents(`tasks/${id}/events`, stream.signal)) {
+        this.#store(task);
+        this.dispatchEvent(new Event("change"));
+      }
     } catch {
-      // The next look at the list opens it again, if there is still something to follow.
+      // The next poll opens the stream again if the task has not ended.
     } finally {
       if (this.#streams.get(id) === stream) this.#streams.delete(id);
     }
   }
 }
 
-export const tasks = new Tasks();
-
-/** What a task teaches, in a line. */
-export function taught(task) {
-  const images = Object.values(task.counts).reduce((sum, count) => sum + count, 0);
-  return `${plural(images, "image")} of ${plural(Object.keys(task.counts).length, "class", "classes")}`;
-}
+export const taskFeed = new TaskFeed();

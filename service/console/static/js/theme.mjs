@@ -1,28 +1,29 @@
-// Light or dark: as the system has it, until somebody says otherwise.
+// Light and dark theme: follows the system until the user chooses.
 
 import { byId } from "./dom.mjs";
 
 const THEME = "openworld.theme";
-const system = matchMedia("(prefers-color-scheme: dark)");
-const root = document.documentElement;
+const systemDark = matchMedia("(prefers-color-scheme: dark)");
 
-const isDark = () => (localStorage.getItem(THEME) ?? (system.matches ? "dark" : "light")) === "dark";
+const systemTheme = () => (systemDark.matches ? "dark" : "light");
+const currentTheme = () => localStorage.getItem(THEME) ?? systemTheme();
 
-function draw() {
-  root.dataset.theme = isDark() ? "dark" : "light";
+function apply() {
+  const dark = currentTheme() === "dark";
+  document.documentElement.dataset.theme = currentTheme();
   const control = byId("theme");
-  control.textContent = isDark() ? "☀" : "☾";
-  control.setAttribute("aria-label", isDark() ? "Use light colours" : "Use dark colours");
-  control.title = control.getAttribute("aria-label");
+  control.textContent = dark ? "☀" : "☾";
+  control.title = dark ? "Use light colours" : "Use dark colours";
+  control.setAttribute("aria-label", control.title);
 }
 
 export function toggleTheme() {
-  const wanted = isDark() ? "light" : "dark";
-  // What the system says anyway need not be remembered: then the page goes on following it.
-  if (wanted === (system.matches ? "dark" : "light")) localStorage.removeItem(THEME);
-  else localStorage.setItem(THEME, wanted);
-  draw();
+  const chosen = currentTheme() === "dark" ? "light" : "dark";
+  // The system's own theme is not stored, so that the page follows the system again.
+  if (chosen === systemTheme()) localStorage.removeItem(THEME);
+  else localStorage.setItem(THEME, chosen);
+  apply();
 }
 
-system.addEventListener("change", draw);
-draw();
+systemDark.addEventListener("change", apply);
+apply();

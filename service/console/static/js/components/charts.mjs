@@ -1,174 +1,109 @@
-// Small charts, drawn at the width that they get: lines and bars, with marks where another version began to answer.
+// SVG charts that redraw themselves when their width changes.
 
 import { h, svg } from "../dom.mjs";
 
-const LEFT = 52,
-  RIGHT = 12,
-  TOP = 10,
-  BOTTOM = 22;
+// Margins in pixels. `.threshold input` in css/pages.css depends on LEFT and RIGHT.
+const [LEFT, RIGHT, TOP, BOTTOM] = [52, 12, 10, 22];
 
-/** A box that draws itself again when its width changes. `label` says in words what the picture shows. */
+/** `label` describes the chart to screen readers. `draw(width)` returns the SVG elements. */
 function chart(label, height, draw) {
   const box = h("div", { class: "chart", role: "img", "aria-label": label });
   box.style.height = `${height}px`;
   new ResizeObserver(([entry]) => {
     const width = Math.round(entry.contentRect.width);
-    if (width > 0) box.replaceChildren(svg("svg", { width, height, "aria-hidden": "true" }, draw(width, height)));
+    if (width > 0) box.replaceChildren(svg("svg", { width, height, "aria-hidden": "true" }, draw(width)));
   }).observe(box);
   return box;
 }
 
-const scale =
+const linearScale =
   ([low, high], [from, to]) =>
   (value) =>
     from + ((value - low) / (high - low || 1)) * (to - from);
 
-/** The range of values, or of what is there. */
-function range(given, values) {
-  if (given) return given;
-  return values.length ? [Math.min(...values), Math.max(...values)] : [0, 1];
-}
-
-function frame({ x, y, xTicks = [], yTicks, yFormat }, width, height) {
-  const across = scale(x, [LEFT, width - RIGHT]);
-  const up = scale(y, [height - BOTTOM, TOP]);
-  const lines = (yTicks ?? [y[0], y[1]]).map((value) => [
-    svg("line", { class: "grid", x1: LEFT, x2: width - RIGHT, y1: up(value), y2: up(value) }),
-    svg("text", { class: "tick", x: LEFT - 6, y: up(value) + 4, "text-anchor": "end" }, yFormat(value)),
+/** Maps values to pixels and draws grid lines, tick labels and vertical marks. */
+function axes({ x, y, xTicks = [], yTicks = y, yFormat = String, marks = [] }, width, height) {
+  const toX = linearScale(x, [LEFT, width - RIGHT]);
+  const toY = linearScale(y, [height - BOTTOM, TOP]);
+  const rows = yTicks.map((value) => [
+    svg("line", { class: "gridline", x1: LEFT, x2: width - RIGHT, y1: toY(value), y2: toY(value) }),
+    svg("text", { class: "tick", x: LEFT - 6, y: toY(value) + 4, "text-anchor": "end" }, yFormat(value)),
   ]);
-  const ticks = xTicks.map(({ at, text }, place) => {
-    const anchor = place === 0 ? "start" : place === xTicks.length - 1 ? "end" : "middle";
-    return svg(
-      "text",
-      { class: "tick", x: across(at), y: height - 6, "text-anchor": xTicks.length > 1 ? anchor : "middle" },
-      text,
-    );
+  const columns = xTicks.map(({ at, text }, index) => {
+    const anchor =
+      xTicks.length === 1 ? "middle" : index === 0 ? "start" : index === xTicks.length - 1 ? "end" : "middle";
+    return svg("text", { class: "tick", x: toX(at), y: height - 6, "text-anchor": anchor }, text);
   });
-  return { across, up, parts: [lines, ticks] };
-}
-
-const drawMarks = (marks, across, width, height) =>
-  marks.map(({ at, text }) => {
-    const x = across(at);
-    const late = x > width - RIGHT - 7 * text.length; // no room to its right
+  const verticals = marks.map(({ at, text }) => {
+    const left = toX(at) > width - RIGHT - 7 * text.length; // no room for the text on the right
     return [
-      svg("line", { class: "mark", x1: x, x2: x, y1: TOP - 4, y2: height - BOTTOM }),
+      svg("line", { class: "mark", x1: toX(at), x2: toX(at), y1: TOP - 4, y2: height - BOTTOM }),
       svg(
         "text",
-        { class: "tick marked", x: late ? x - 4 : x + 4, y: TOP + 4, "text-anchor": late ? "end" : "start" },
+        { class: "tick mark-text", x: toX(at) + (left ? -4 : 4), y: TOP + 4, "text-anchor": left ? "end" : "start" },
         text,
       ),
     ];
   });
+  return { toX, toY, background: [rows, columns], verticals };
+}
 
 /**
- * Lines. `series`: [{ name, points: [[x, y | null]], kind }]; a null breaks the line. `kind` is a class for its colour.
- * `marks` are [{ at, text }] on the x axis, `xTicks` likewise.
+ * A line chart. `series` is [{ points: [[x, y | null]], kind }], where null breaks the line and `kind` is the CSS class
+ * of its colour. `x` and `y` are [low, high]; `xTicks` and `marks` are [{ at, text }].
  */
-export function lineChart({
-  label,
-  series,
-  x,
-  y,
-  xTicks,
-  yTicks,
-  yFormat = String,
-  marks = [],
-  height = 160,
-  dots = false,
-}) {
-  const points = series.flatMap((one) => one.points).filter(([, value]) => value !== null);
-  const spread = {
-    x: range(
-      x,
-      points.map((p) => p[0]),
-    ),
-    y: range(
-      y,
-      points.map((p) => p[1]),
-    ),
-    xTicks,
-    yTicks,
-    yFormat,
-  };
+export function lineChart({ label, series, height = 160, dots = false, ...scales }) {
   return chart(label, height, (width) => {
-    const { across, up, parts } = frame(spread, width, height);
-    const lines = series.map(({ points: own, kind = "s0" }) => {
-      const shown = own.filter(([, value]) => value !== null);
-      const few = dots || shown.length === 1;
+    const { toX, toY, background, verticals } = axes(scales, width, height);
+    const lines = series.map(({ points, kind = "s0" }) => {
+      const drawn = points.filter(([, value]) => value !== null);
+      const withDots = dots || drawn.length === 1;
       return [
-        svg("path", { class: `line ${kind}`, d: path(own, across, up) }),
-        few && shown.map(([a, b]) => svg("circle", { class: `dot ${kind}`, cx: across(a), cy: up(b), r: 3 })),
+        svg("path", { class: `line ${kind}`, d: linePath(points, toX, toY) }),
+        withDots && drawn.map(([x, y]) => svg("circle", { class: `dot ${kind}`, cx: toX(x), cy: toY(y), r: 3 })),
       ];
     });
-    return [parts, drawMarks(marks, across, width, height), lines];
+    return [background, verticals, lines];
   });
 }
 
-function path(points, across, up) {
-  let pen = "M";
+function linePath(points, toX, toY) {
+  let command = "M";
   return points
-    .map(([a, b]) => {
-      if (b === null) {
-        pen = "M";
-        return "";
-      }
-      const step = `${pen}${across(a).toFixed(1)} ${up(b).toFixed(1)}`;
-      pen = "L";
+    .map(([x, y]) => {
+      const step = y === null ? "" : `${command}${toX(x).toFixed(1)} ${toY(y).toFixed(1)}`;
+      command = y === null ? "M" : "L";
       return step;
     })
     .join("");
 }
 
 /**
- * Bars, stacked. `bars`: [{ at, parts: [{ value, kind }] }]; `step` is a bar's width on the x axis.
- * `level` is a dashed line across, as { value, text }.
+ * A chart of stacked bars. `bars` is [{ at, parts: [{ value, kind }] }], `step` the width of a bar on the x axis.
+ * `level` draws a dashed horizontal line at a value.
  */
-export function barChart({
-  label,
-  bars,
-  step,
-  x,
-  y,
-  xTicks,
-  yTicks,
-  yFormat = String,
-  marks = [],
-  level = null,
-  height = 160,
-}) {
-  const tallest = Math.max(1, ...bars.map(({ parts }) => parts.reduce((sum, part) => sum + part.value, 0)));
-  const spread = { x, y: y ?? [0, tallest], xTicks, yTicks, yFormat };
+export function barChart({ label, bars, step, level = null, height = 160, ...scales }) {
+  const highest = Math.max(1, ...bars.map(({ parts }) => parts.reduce((sum, part) => sum + part.value, 0)));
   return chart(label, height, (width) => {
-    const { across, up, parts } = frame(spread, width, height);
-    const drawn = bars.map(({ at, parts: stack }) => {
+    const { toX, toY, background, verticals } = axes({ y: [0, highest], ...scales }, width, height);
+    const drawn = bars.map(({ at, parts }) => {
+      const left = toX(at);
+      const barWidth = Math.max(1, toX(at + step) - left - 1);
       let base = 0;
-      const left = across(at),
-        wide = Math.max(1, across(at + step) - left - 1);
-      return stack
-        .filter((part) => part.value > 0)
+      return parts
+        .filter(({ value }) => value > 0)
         .map(({ value, kind }) => {
-          const top = up(base + value);
-          const bar = svg("rect", {
-            class: `bar ${kind}`,
-            x: left,
-            y: top,
-            width: wide,
-            height: Math.max(0, up(base) - top),
-          });
+          const [bottom, top] = [toY(base), toY(base + value)];
           base += value;
-          return bar;
+          return svg("rect", { class: `bar ${kind}`, x: left, y: top, width: barWidth, height: bottom - top });
         });
     });
-    const line = level && [
-      svg("line", { class: "level", x1: LEFT, x2: width - RIGHT, y1: up(level.value), y2: up(level.value) }),
-      svg("text", { class: "tick", x: width - RIGHT, y: up(level.value) - 5, "text-anchor": "end" }, level.text),
-    ];
-    return [parts, drawn, line, drawMarks(marks, across, width, height)];
+    const line =
+      level !== null && svg("line", { class: "level", x1: LEFT, x2: width - RIGHT, y1: toY(level), y2: toY(level) });
+    return [background, drawn, line, verticals];
   });
 }
 
-/** What the colours mean. */
 export const legend = (entries) =>
   h(
     "ul",

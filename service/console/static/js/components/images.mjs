@@ -1,43 +1,43 @@
-// Pictures of the inbox. Without keys the browser fetches and forgets them by itself; an <img> cannot send a key, so
-// with keys they are fetched when they come near the screen, and let go of when they leave it.
+// Images of the inbox. Without keys the browser loads them lazily by itself. An <img> cannot send a key: with keys, an
+// image is fetched when it comes near the viewport and released when it leaves.
 
-import { pictureUrl, session } from "../api.mjs";
+import { fetchImageUrl, session } from "../api.mjs";
 import { h } from "../dom.mjs";
 
-const paths = new WeakMap(); // img -> where its bytes are
+const paths = new WeakMap(); // img element -> path to fetch
 
-const watcher = new IntersectionObserver(
+const observer = new IntersectionObserver(
   (entries) => {
-    for (const { target, isIntersecting } of entries) isIntersecting ? fetchInto(target) : letGo(target);
+    for (const { target, isIntersecting } of entries) isIntersecting ? load(target) : release(target);
   },
   { rootMargin: "300px" },
 );
 
-async function fetchInto(image) {
+async function load(image) {
   if (image.dataset.state) return;
-  image.dataset.state = "coming";
+  image.dataset.state = "loading";
   try {
-    const url = await pictureUrl(paths.get(image));
-    if (image.dataset.state !== "coming") return URL.revokeObjectURL(url); // it has left the screen meanwhile
-    image.dataset.state = "there";
+    const url = await fetchImageUrl(paths.get(image));
+    if (image.dataset.state !== "loading") return URL.revokeObjectURL(url); // released during the request
+    image.dataset.state = "loaded";
     image.src = url;
   } catch {
     delete image.dataset.state;
-    image.classList.add("gone");
+    image.classList.add("missing");
   }
 }
 
-function letGo(image) {
-  if (image.dataset.state === "there") URL.revokeObjectURL(image.src);
+function release(image) {
+  if (image.dataset.state === "loaded") URL.revokeObjectURL(image.src);
   image.removeAttribute("src");
   delete image.dataset.state;
 }
 
-function picture(path, alt, attributes) {
-  const image = h("img", { alt, decoding: "async", onerror: () => image.classList.add("gone"), ...attributes });
+function inboxImage(path, attributes) {
+  const image = h("img", { decoding: "async", onerror: () => image.classList.add("missing"), ...attributes });
   if (session.me.keys_needed) {
     paths.set(image, path);
-    watcher.observe(image);
+    observer.observe(image);
   } else {
     image.loading = "lazy";
     image.src = path;
@@ -45,7 +45,8 @@ function picture(path, alt, attributes) {
   return image;
 }
 
-export const thumbnail = (id, alt = "", size = 256) =>
-  picture(`novelties/${id}/thumbnail?size=${size}`, alt, { class: "thumb" });
+/** A decorative thumbnail: its meaning belongs to the element around it. */
+export const thumbnail = (id, size = 256) =>
+  inboxImage(`novelties/${id}/thumbnail?size=${size}`, { class: "thumbnail", alt: "" });
 
-export const wholePicture = (id, alt) => picture(`novelties/${id}/image`, alt, { class: "whole" });
+export const fullImage = (id, alt) => inboxImage(`novelties/${id}/image`, { class: "full-image", alt });

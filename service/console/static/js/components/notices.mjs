@@ -1,106 +1,100 @@
-// What the page says to people: toasts, problems, empty states, and questions before something is done.
+// Messages to the user: toasts, problems, empty states and dialogs.
 
-import { button, byId, fresh, h, labelled } from "../dom.mjs";
+import { button, byId, field, h, uniqueId } from "../dom.mjs";
 
-const STAYS = 8000; // milliseconds; a toast with something to do, or a problem, stays twice as long
+const TOAST_MILLISECONDS = 8000; // twice as long for errors and for toasts with an action
 
-/** A short notice. `action` is { text, run } or { text, href }. */
-export function toast(text, { kind = "good", action = null } = {}) {
+/** A short message in the corner. `action` is { text, run } or { text, href }. */
+export function toast(text, { error = false, action = null } = {}) {
   const close = () => box.remove();
+  const run = () => {
+    close();
+    action.run();
+  };
   const box = h(
     "div",
-    { class: `toast ${kind}` },
+    { class: error ? "toast error" : "toast" },
     h("p", {}, text),
     action?.href && h("a", { href: action.href, onclick: close }, action.text),
-    action?.run &&
-      button(
-        action.text,
-        () => {
-          close();
-          action.run();
-        },
-        { class: "plain" },
-      ),
-    button("✕", close, { class: "plain", "aria-label": "Close this notice" }),
+    action?.run && button(action.text, run, { class: "plain" }),
+    button("✕", close, { class: "plain", "aria-label": "Close this message" }),
   );
   byId("toasts").append(box);
-  setTimeout(close, kind === "good" && !action ? STAYS : 2 * STAYS);
+  setTimeout(close, error || action ? 2 * TOAST_MILLISECONDS : TOAST_MILLISECONDS);
 }
 
-/** A problem as a toast, for what was done by a button. */
-export function complain(problem, title = problem.title) {
-  if (problem.name === "AbortError") return;
-  const id = problem.requestId ? ` (request ${problem.requestId})` : "";
-  toast(`${title ?? "Something went wrong"}: ${problem.detail ?? problem.message}${id}`, { kind: "bad" });
+/** Shows the error of a user's action as a toast. */
+export function showError(error, title = error.title) {
+  if (error.name === "AbortError") return;
+  const request = error.requestId ? ` (request ${error.requestId})` : "";
+  toast(`${title ?? "Something went wrong"}: ${error.detail ?? error.message}${request}`, { error: true });
 }
 
-/** A problem in the page, with its way out. */
+/** A problem as part of the page. */
 export function problemBox(problem, retry = null) {
-  const lines =
-    problem.errors?.length > 1 ? problem.errors.map((one) => one.detail) : [problem.detail ?? problem.message];
+  const details = problem.errors?.map((error) => error.detail) ?? [];
   return h(
     "div",
     { class: "problem", role: "alert" },
     h("h2", {}, problem.title ?? "Something went wrong"),
-    lines.length > 1
+    details.length > 1
       ? h(
           "ul",
           {},
-          lines.map((line) => h("li", {}, line)),
+          details.map((detail) => h("li", {}, detail)),
         )
-      : h("p", {}, lines[0]),
+      : h("p", {}, problem.detail ?? problem.message),
     problem.requestId &&
-      h("p", { class: "quiet" }, "Request ", h("code", {}, problem.requestId), ", as in the server's log."),
+      h("p", { class: "muted" }, "Request ID in the server's log: ", h("code", {}, problem.requestId)),
     retry && button("Try again", retry),
   );
 }
 
-/** Nothing here yet, and what to do about it. */
-export const empty = (title, ...children) => h("div", { class: "empty" }, h("h2", {}, title), children);
+export const emptyState = (title, ...children) => h("div", { class: "empty" }, h("h2", {}, title), children);
+
+/** Opens a modal dialog. `content` receives a function that closes it. */
+export function openDialog(title, content, { name = null, onclose = null } = {}) {
+  const id = uniqueId("title");
+  const closed = () => {
+    dialog.remove();
+    onclose?.();
+  };
+  const dialog = h(
+    "dialog",
+    { class: name, "aria-labelledby": id, onclose: closed },
+    h("h2", { id }, title),
+    content(() => dialog.close()),
+  );
+  document.body.append(dialog);
+  dialog.showModal();
+}
 
 /**
- * Ask before something is done; answers null when it is not to be done, otherwise the fields' values by name.
+ * Asks for confirmation. Resolves to the values of the fields by name, or to null when the user declines.
  * A field is { name, label, control }.
  */
-export function confirm({ title, text, action, danger = false, fields = [] }) {
+export function confirmDialog({ title, text, action, decline = "Cancel", danger = false, fields = [] }) {
   return new Promise((resolve) => {
-    const heading = fresh("title");
-    const values = () => Object.fromEntries(fields.map(({ name, control }) => [name, control.value.trim()]));
-    const end = (value) => {
-      dialog.close();
-      dialog.remove();
-      resolve(value);
+    let answer = null;
+    const content = (close) => {
+      const submit = (event) => {
+        event.preventDefault();
+        answer = Object.fromEntries(fields.map(({ name, control }) => [name, control.value.trim()]));
+        close();
+      };
+      return h(
+        "form",
+        { onsubmit: submit },
+        h("p", {}, text),
+        fields.map(({ label, control }) => field(label, control)),
+        h(
+          "div",
+          { class: "row end" },
+          button(decline, close, { class: "plain" }),
+          h("button", { type: "submit", class: danger ? "danger" : "primary" }, action),
+        ),
+      );
     };
-    const form = h(
-      "form",
-      {
-        onsubmit: (event) => {
-          event.preventDefault();
-          end(values());
-        },
-      },
-      h("h2", { id: heading }, title),
-      h("p", {}, text),
-      fields.map(({ label, control }) => labelled(label, control)),
-      h(
-        "div",
-        { class: "row end" },
-        button("Leave it", () => end(null), { class: "plain" }),
-        h("button", { type: "submit", class: danger ? "danger" : "main" }, action),
-      ),
-    );
-    const dialog = h(
-      "dialog",
-      {
-        "aria-labelledby": heading,
-        oncancel: (event) => {
-          event.preventDefault();
-          end(null);
-        },
-      },
-      form,
-    );
-    document.body.append(dialog);
-    dialog.showModal();
+    openDialog(title, content, { onclose: () => resolve(answer) });
   });
 }

@@ -1,118 +1,117 @@
-// Teaching: what is being learned, how far it is, and what the gate said in the end.
+// Tasks: state, progress and result of every batch.
 
 import { post, session } from "../api.mjs";
 import { lineChart } from "../components/charts.mjs";
-import { button, h, put, table } from "../dom.mjs";
-import { ENDED, taught, tasks } from "../task_feed.mjs";
-import { ago, duration, fixed, percent, short } from "../format.mjs";
-import { complain, confirm, empty, problemBox } from "../components/notices.mjs";
+import { confirmDialog, emptyState, problemBox, showError } from "../components/notices.mjs";
+import { gateTable } from "../components/tables.mjs";
+import { button, h, render } from "../dom.mjs";
+import { duration, percent, plural, short, timeAgo } from "../format.mjs";
+import { ENDED, taskFeed } from "../task_feed.mjs";
 
+// Other phases are the name of what is trained, such as "task 4, fold 1 of 3".
 const PHASES = {
   reading: "Reading the images",
-  "back-updating": "Teaching the earlier heads",
-  evaluating: "Judging on held-out images",
+  "back-updating": "Back-updating earlier heads",
+  evaluating: "Evaluating on held-out images",
 };
 
 export async function show(body, { signal }) {
-  const cards = new Map(); // id -> { card, task }: only what changed is drawn again, so that nothing loses its focus
+  const cards = new Map(); // task id -> { card, task }; only changed cards are redrawn, so that the focus stays
   const draw = () => {
-    if (!tasks.loaded) return put(body, h("p", { class: "quiet" }, "Looking…"));
-    if (tasks.problem)
-      return put(
+    if (!taskFeed.loaded) return render(body, h("p", { class: "muted" }, "Loading…"));
+    if (taskFeed.problem)
+      return render(
         body,
-        problemBox(tasks.problem, () => tasks.look()),
+        problemBox(taskFeed.problem, () => taskFeed.poll()),
       );
-    const all = tasks.all();
-    if (!all.length) return put(body, nothing());
-    for (const task of all) {
-      const known = cards.get(task.id);
-      if (known && JSON.stringify(known.task) === JSON.stringify(task)) continue;
-      const card = known?.card ?? h("article", { class: "card task" });
+    const tasks = taskFeed.all();
+    if (!tasks.length) return render(body, noTasks());
+    const wanted = tasks.map((task) => {
+      const drawn = cards.get(task.id);
+      if (drawn && JSON.stringify(drawn.task) === JSON.stringify(task)) return drawn.card;
+      const card = drawn?.card ?? h("article", { class: "card task" });
       cards.set(task.id, { card, task });
-      drawTask(card, task);
-    }
-    const wanted = all.map((task) => cards.get(task.id).card);
-    if (wanted.length !== body.children.length || wanted.some((card, place) => card !== body.children[place]))
-      put(body, wanted);
+      render(card, taskCard(task));
+      return card;
+    });
+    if (wanted.length !== body.children.length || wanted.some((card, index) => card !== body.children[index]))
+      render(body, wanted);
   };
-  tasks.addEventListener("change", draw, { signal });
+  taskFeed.addEventListener("change", draw, { signal });
   draw();
 }
 
-const nothing = () =>
-  empty(
-    "Nothing has been taught yet",
-    h("p", {}, "Name novel images in the inbox and teach them; or hand in a folder with a sub-folder a class:"),
+const noTasks = () =>
+  emptyState(
+    "No tasks yet",
+    h("p", {}, "Label novel images in the inbox and teach them, or submit a folder with one sub-folder per class:"),
     h("pre", {}, `openworld teach fruit/ --url ${location.origin}`),
-    h("p", {}, "Two classes with ten images each are a good start."),
-    session.may("label") && h("a", { class: "button main", href: "#/inbox" }, "Open the inbox"),
+    h("p", {}, "Start with two classes of at least ten images each."),
+    session.hasRole("label") && h("a", { class: "button primary", href: "#/inbox" }, "Open the inbox"),
   );
 
-function drawTask(card, task) {
+function taskCard(task) {
   const names = Object.keys(task.counts);
-  put(
-    card,
+  const images = Object.values(task.counts).reduce((sum, count) => sum + count, 0);
+  const ended = ENDED.has(task.state);
+  const mayLabel = session.hasRole("label");
+  return [
     h(
       "header",
       {},
       h("h2", {}, names.join(", ")),
-      h(
-        "span",
-        { class: `badge ${task.state}` },
-        task.cancel_requested && !ENDED.has(task.state) ? "stopping" : task.state,
-      ),
+      h("span", { class: `badge ${task.state}` }, task.cancel_requested && !ended ? "cancelling" : task.state),
     ),
     h(
       "p",
-      { class: "quiet" },
-      `${taught(task)}, by ${task.submitted_by}, ${ago(task.created)}`,
+      { class: "muted" },
+      `${plural(images, "image")} of ${plural(names.length, "class", "classes")}`,
+      `, submitted by ${task.submitted_by}, ${timeAgo(task.created)}`,
       task.attempts > 1 && `, attempt ${task.attempts}`,
     ),
-    task.reason && h("p", { class: task.state === "queued" ? "quiet" : "warn" }, task.reason),
-    !ENDED.has(task.state) && progressOf(task),
-    ENDED.has(task.state) && task.progress?.losses.length > 1 && curve(task),
+    task.reason && h("p", { class: task.state === "queued" ? "muted" : "warning" }, task.reason),
+    ended ? lossCurve(task) : progress(task),
     task.result?.tasks?.length > 0 && gateTable(task.result.tasks),
     h(
       "div",
       { class: "row" },
       task.version && h("a", { class: "button", href: `#/versions/${task.version}` }, `Version ${task.version}`),
-      session.may("label") && !ENDED.has(task.state) && !task.cancel_requested && button("Cancel", () => cancel(task)),
-      session.may("label") &&
-        ["failed", "rejected", "cancelled"].includes(task.state) &&
-        button("Try again", () => retry(task)),
+      mayLabel && !ended && !task.cancel_requested && button("Cancel", () => cancel(task)),
+      mayLabel && ended && task.state !== "published" && button("Try again", () => retry(task)),
     ),
-  );
+  ];
 }
 
-function progressOf(task) {
-  const progress = task.progress;
-  if (!progress) return h("p", {}, task.state === "queued" ? "Waiting for its turn." : "Beginning.");
-  const phase = PHASES[progress.phase] ?? `Learning ${progress.phase}`;
-  const unit = PHASES[progress.phase] ? "" : "epoch ";
-  const epoch = progress.epochs > 1 ? `, ${unit}${progress.epoch} of ${progress.epochs}` : "";
-  const left = progress.seconds_left === null ? "" : `about ${duration(progress.seconds_left)} left`;
+function progress(task) {
+  if (!task.progress) return h("p", {}, task.state === "queued" ? "Waiting in the queue." : "Starting.");
+  const { phase, epoch, epochs, progress: share, seconds_left: secondsLeft } = task.progress;
+  const text = PHASES[phase] ?? `Learning ${phase}`;
+  const step = epochs > 1 ? `, ${PHASES[phase] ? "" : "epoch "}${epoch} of ${epochs}` : "";
   return h(
     "div",
-    { class: "progressing" },
-    h("div", { class: "row between" }, h("span", {}, phase, epoch), h("span", { class: "quiet" }, left)),
+    { class: "progress" },
     h(
-      "progress",
-      { max: "1", value: progress.progress, "aria-label": "How much of the task is done" },
-      percent(progress.progress),
+      "div",
+      { class: "row between" },
+      h("span", {}, text, step),
+      h("span", { class: "muted" }, secondsLeft !== null && `about ${duration(secondsLeft)} left`),
     ),
-    progress.losses.length > 1 && curve(task),
+    h("progress", { max: "1", value: share, "aria-label": "Progress of the task" }, percent(share)),
+    lossCurve(task),
   );
 }
 
-function curve(task) {
-  const losses = task.progress.losses;
-  const points = losses.map((loss, place) => [place, loss]);
+function lossCurve(task) {
+  const losses = task.progress?.losses ?? [];
+  if (losses.length < 2) return null;
+  const last = short(losses.at(-1));
   return h(
     "figure",
     {},
     lineChart({
-      label: `Loss over ${losses.length} reports: from ${short(losses[0])} to ${short(losses.at(-1))}`,
-      series: [{ name: "loss", points }],
+      label: `Training loss in ${losses.length} steps, from ${short(losses[0])} to ${last}`,
+      series: [{ points: losses.map((loss, index) => [index, loss]) }],
+      x: [0, losses.length - 1],
       y: [0, Math.max(...losses)],
       yFormat: short,
       height: 90,
@@ -120,51 +119,31 @@ function curve(task) {
     h(
       "figcaption",
       {},
-      `Loss, ${short(losses.at(-1))} ${ENDED.has(task.state) ? "at the end" : "now"}. It starts afresh with every fold.`,
+      `Training loss, ${last} ${ENDED.has(task.state) ? "at the end" : "now"}. Every fold starts anew.`,
     ),
   );
 }
 
-/** What the gate found: each task on held-out images, before and after. */
-export function gateTable(reports) {
-  const change = (before, after) => [{ n: percent(before) }, { n: percent(after) }];
-  const rows = reports.map((row) => [
-    `${row.task + 1}: ${row.classes.join(", ")}`,
-    { n: row.images },
-    ...change(row.accuracy_before, row.accuracy_after),
-    { n: fixed(row.auc_before, 3) },
-    { n: fixed(row.auc_after, 3) },
-  ]);
-  const head = [
-    "Task",
-    { n: "Held out" },
-    { n: "Accuracy before" },
-    { n: "after" },
-    { n: "AUC before" },
-    { n: "after" },
-  ];
-  return table("Held-out images, before and after", head, rows);
-}
-
 async function cancel(task) {
-  const question = {
-    title: "Stop learning this?",
-    text: "What was learned of it so far is dropped; the version that answers stays. You can try it again later.",
-    action: "Stop it",
+  const confirmed = await confirmDialog({
+    title: "Cancel this task?",
+    text: "The training so far is lost; the active version does not change. You can try the task again later.",
+    action: "Cancel task",
+    decline: "Keep task",
     danger: true,
-  };
-  if (!(await confirm(question))) return;
+  });
+  if (!confirmed) return;
   try {
-    tasks.add(await post(`tasks/${task.id}/cancel`));
+    taskFeed.update(await post(`tasks/${task.id}/cancel`));
   } catch (error) {
-    complain(error, "It was not cancelled");
+    showError(error, "The task was not cancelled");
   }
 }
 
 async function retry(task) {
   try {
-    tasks.add(await post(`tasks/${task.id}/retry`));
+    taskFeed.update(await post(`tasks/${task.id}/retry`));
   } catch (error) {
-    complain(error, "It was not queued again");
+    showError(error, "The task was not queued");
   }
 }

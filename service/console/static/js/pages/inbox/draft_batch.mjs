@@ -1,23 +1,23 @@
-// What was named and not taught yet: class -> ids of novelties. Kept in the tab, so that going elsewhere loses nothing.
+// The batch that the user is labelling: class name -> ids of novelties. Stored in the tab until it is submitted.
 
-const PLACE = "openworld.basket";
-const LEAST_NEW = 2,
-  LEAST_KNOWN = 1,
-  MANY = 10;
+const STORAGE = "openworld.draft_batch";
+const MIN_IMAGES = 2; // of a new class; the server refuses fewer
+const RECOMMENDED_IMAGES = 10;
 
-class Basket extends EventTarget {
+class DraftBatch extends EventTarget {
   #classes = new Map(); // name -> Set of ids
 
   constructor() {
     super();
     try {
-      for (const [name, ids] of JSON.parse(sessionStorage.getItem(PLACE) ?? "[]"))
+      for (const [name, ids] of JSON.parse(sessionStorage.getItem(STORAGE) ?? "[]"))
         this.#classes.set(name, new Set(ids));
     } catch {
-      sessionStorage.removeItem(PLACE); // not ours, or of another edition
+      sessionStorage.removeItem(STORAGE); // written by another release
     }
   }
 
+  /** The number of images. */
   get size() {
     return [...this.#classes.values()].reduce((sum, ids) => sum + ids.size, 0);
   }
@@ -30,21 +30,19 @@ class Basket extends EventTarget {
     return [...this.#classes.values()].some((ids) => ids.has(id));
   }
 
-  /** An image is in one class: what it was called before counts no more. */
+  /** Labels images; a label that they had in this batch is replaced. */
   add(name, ids) {
     for (const others of this.#classes.values()) for (const id of ids) others.delete(id);
-    const own = this.#classes.get(name) ?? new Set();
-    for (const id of ids) own.add(id);
-    this.#classes.set(name, own);
+    this.#classes.set(name, new Set([...(this.#classes.get(name) ?? []), ...ids]));
     this.#changed();
   }
 
-  remove(name) {
+  removeClass(name) {
     this.#classes.delete(name);
     this.#changed();
   }
 
-  drop(ids) {
+  removeImages(ids) {
     for (const own of this.#classes.values()) for (const id of ids) own.delete(id);
     this.#changed();
   }
@@ -54,43 +52,42 @@ class Basket extends EventTarget {
     this.#changed();
   }
 
-  /** As POST /tasks takes it. */
-  batch() {
+  /** The body of POST /tasks. */
+  toRequest() {
     return { classes: Object.fromEntries(this.entries().map(({ name, ids }) => [name, ids])) };
   }
 
   #changed() {
     for (const [name, ids] of this.#classes) if (!ids.size) this.#classes.delete(name);
-    sessionStorage.setItem(PLACE, JSON.stringify(this.entries().map(({ name, ids }) => [name, ids])));
+    sessionStorage.setItem(STORAGE, JSON.stringify(this.entries().map(({ name, ids }) => [name, ids])));
     this.dispatchEvent(new Event("change"));
   }
 }
 
-export const basket = new Basket();
+export const draftBatch = new DraftBatch();
 
-/** What is to be said of a name: { refuse } when it cannot be, { note } when it is worth knowing. */
-export function judgeName(name, classes) {
+/** Checks a class name: { error } if it cannot be used, { hint } for information, `known` if the class is learned. */
+export function checkName(name, classes) {
   if (!name) return {};
   if (/[/\\]|^\.|^[A-Za-z]:/.test(name))
-    return { refuse: "A name has no slash, no drive and no dot at its beginning." };
-  if (name.length > 64) return { refuse: "A name has 64 characters at most." };
-  if (name.toLowerCase() === "ood") return { refuse: "“ood” stands for what is not known: choose another name." };
-  const same = classes.find((one) => one.name === name);
-  if (same?.state === "merged") return { refuse: `“${name}” was merged into “${same.merged_into}”: use that name.` };
+    return { error: "A class name must not contain a slash or begin with a dot or a drive letter." };
+  if (name.toLowerCase() === "ood") return { error: "“ood” is reserved: choose another name." };
+  const same = classes.find((entry) => entry.name === name);
+  if (same?.state === "merged") return { error: `“${name}” was merged into “${same.merged_into}”: use that name.` };
   if (same?.state === "retired")
-    return { refuse: `“${name}” is retired: restore it under Versions, or choose another name.` };
-  if (same?.state === "basket") return { note: `“${name}” is in the basket already: these images join it.` };
-  if (same) return { note: `“${name}” is known already: these images will extend it.`, known: true };
-  // Spaces and letters that only look different are the server's to judge; this is what people do.
-  const like = classes.find((one) => one.name.toLowerCase() === name.toLowerCase());
-  if (like) return { refuse: `There is a class “${like.name}”: write it the same way, or choose another name.` };
+    return { error: `“${name}” is retired: restore it on the page Versions, or choose another name.` };
+  if (same?.state === "draft") return { hint: `“${name}” is in this batch: the images will be added to it.` };
+  if (same) return { hint: `“${name}” is learned already: the images will extend it.`, known: true };
+  // The server also compares spaces and look-alike letters; this check finds the common case.
+  const similar = classes.find((entry) => entry.name.toLowerCase() === name.toLowerCase());
+  if (similar) return { error: `There is a class “${similar.name}”: use the same spelling, or choose another name.` };
   return {};
 }
 
-/** The same for the number of its images. */
-export function judgeCount(count, known) {
-  const least = known ? LEAST_KNOWN : LEAST_NEW;
-  if (count < least) return { refuse: `needs at least ${least} images` };
-  if (count < MANY && !known) return { note: `few: ${MANY} or more are better` };
+/** Checks the number of images of a class, like checkName. */
+export function checkCount(count, known) {
+  if (known) return {};
+  if (count < MIN_IMAGES) return { error: `A new class needs at least ${MIN_IMAGES} images.` };
+  if (count < RECOMMENDED_IMAGES) return { hint: `${RECOMMENDED_IMAGES} or more images are recommended.` };
   return {};
 }

@@ -1,62 +1,57 @@
-// One group of novelties that look alike, and one image of it.
+// One group of similar novelties, its images, and the details of one image.
 
-import { button, fresh, h } from "../../dom.mjs";
-import { ago, fixed, moment, percent, plural } from "../../format.mjs";
-import { thumbnail, wholePicture } from "../../components/images.mjs";
+import { fullImage, thumbnail } from "../../components/images.mjs";
+import { openDialog } from "../../components/notices.mjs";
+import { factList } from "../../components/tables.mjs";
+import { button, h, uniqueId } from "../../dom.mjs";
+import { dateTime, fixed, percent, plural, probability, timeAgo } from "../../format.mjs";
 import { selection } from "./selection.mjs";
 
-const likeness = ({ nearest: [near] }) =>
-  near ? `looks like ${near.label}, ${fixed(near.share)}` : "like nothing known";
+const describeNearest = ({ nearest: [best] }) =>
+  best ? `looks like ${best.label}, ${probability(best.share)}` : "looks like no learned class";
 
-/** What most of them look like. */
-function commonest(items) {
+/** The class that most images of a group look like. */
+function commonNearest(novelties) {
   const counts = new Map();
-  for (const {
-    nearest: [near],
-  } of items)
-    if (near) counts.set(near.label, (counts.get(near.label) ?? 0) + 1);
+  for (const { nearest } of novelties)
+    if (nearest.length) counts.set(nearest[0].label, (counts.get(nearest[0].label) ?? 0) + 1);
   return [...counts].sort((a, b) => b[1] - a[1])[0]?.[0];
 }
 
-/** The children of a group's section. `on` has all(group), more(group), look(novelty), and `version`, which answers now. */
+/** The content of a group's section. `on` has selectGroup(group), showMore(group) and the active `version`. */
 export function groupCard(group, on) {
-  const title = fresh("group");
+  const titleId = uniqueId("group");
   const hidden = group.size - group.items.length;
-  const like = commonest(group.items);
-  const older = group.items.every((item) => item.version < on.version); // it may know them by now
+  const nearest = commonNearest(group.items);
+  const outdated = group.items.every((item) => item.version < on.version); // the active version may know them
   return [
     h(
       "header",
-      { class: group.size > 1 ? "row between" : "unseen" },
+      { class: group.size > 1 ? "row between" : "visually-hidden" },
       h(
         "h2",
-        { id: title },
-        group.size > 1 ? `${plural(group.size, "image")} alike` : "One image",
-        h("span", { class: "quiet" }, like && `, look like ${like}`, older && `, asked before version ${on.version}`),
+        { id: titleId },
+        group.size > 1 ? plural(group.size, "similar image") : "One image",
+        h("span", { class: "muted" }, nearest && `, closest to ${nearest}`, outdated && ", seen by an older version"),
       ),
-      button("Select all", () => on.all(group), { class: "plain", "aria-describedby": title }),
+      button("Select all", () => on.selectGroup(group), { class: "plain", "aria-describedby": titleId }),
     ),
     h(
       "div",
       { class: "tiles" },
-      group.items.map((novelty, place) => tile(novelty, place, on)),
-      hidden > 0 && button(`${hidden.toLocaleString("en")} more`, () => on.more(group), { class: "more" }),
+      group.items.map((novelty, index) => tile(novelty, index === 0)),
+      hidden > 0 && button(`${hidden.toLocaleString("en")} more`, () => on.showMore(group), { class: "more" }),
     ),
   ];
 }
 
-function tile(novelty, place, on) {
-  const {
-    id,
-    count,
-    label,
-    calibrated_score: score,
-    nearest: [near],
-  } = novelty;
-  const said = [
-    likeness(novelty),
+function tile(novelty, first) {
+  const { id, count, label, calibrated_score: score } = novelty;
+  const [best] = novelty.nearest;
+  const description = [
+    describeNearest(novelty),
     `score ${fixed(score)}`,
-    label && `was called ${label}`,
+    label && `answered as ${label}`,
     count > 1 && `seen ${count} times`,
   ];
   return h(
@@ -65,21 +60,21 @@ function tile(novelty, place, on) {
     h(
       "button",
       {
-        class: "pick",
+        class: "image-button",
         type: "button",
         "data-id": id,
         "aria-pressed": String(selection.ids.has(id)),
-        "aria-label": `Image, ${said.filter(Boolean).join(", ")}`,
-        tabindex: place === 0 ? "0" : "-1", // Tab goes from group to group, the arrows from image to image
+        "aria-label": `Image, ${description.filter(Boolean).join(", ")}`,
+        tabindex: first ? "0" : "-1", // Tab moves between groups, the arrow keys between images
       },
       thumbnail(id),
       count > 1 && h("span", { class: "count", "aria-hidden": "true" }, `×${count}`),
     ),
-    button("⤢", () => on.look(novelty), {
-      class: "look",
+    button("⤢", () => showDetails(novelty), {
+      class: "details-button",
       tabindex: "-1",
-      "aria-label": "Look closer",
-      title: "Look closer (i)",
+      "aria-label": "Show details",
+      title: "Show details (i)",
     }),
     h(
       "figcaption",
@@ -87,47 +82,32 @@ function tile(novelty, place, on) {
       h(
         "span",
         {},
-        h("span", { class: "like", title: near?.label }, near ? `≈ ${near.label}` : "like nothing"),
-        near && fixed(near.share),
+        h("span", { class: "nearest", title: best?.label }, best ? `≈ ${best.label}` : "no similar class"),
+        best && probability(best.share),
       ),
-      h("span", {}, label ? `called ${label}` : "score", label ? null : h("span", {}, fixed(score))),
+      label ? h("span", {}, `answered as ${label}`) : h("span", {}, "score", h("span", {}, fixed(score))),
     ),
   );
 }
 
-/** The picture as it was sent, and what was said of it. */
-export function lookCloser(novelty) {
-  const title = fresh("title");
+/** Opens a dialog with the full image and everything that is known about it. */
+export function showDetails(novelty) {
   const facts = {
-    "Looks like": novelty.nearest.map(({ label, share }) => `${label} ${percent(share)}`).join(", ") || "nothing known",
-    "Calibrated score": `${fixed(novelty.calibrated_score, 3)} (known images are spread evenly over 0 to 1)`,
-    "Probability of being novel": percent(novelty.p_novel, 1),
-    "Was called": novelty.label,
+    "Looks like":
+      novelty.nearest.map(({ label, share }) => `${label} ${probability(share)}`).join(", ") || "no learned class",
+    "Probability of novel": percent(novelty.p_novel, 1),
+    "Calibrated score": `${fixed(novelty.calibrated_score, 3)} (known images are spread evenly from 0 to 1)`,
+    "Answered as": novelty.label,
     Note: novelty.note,
-    Seen: `${plural(novelty.count, "time")}, first ${moment(novelty.first_seen)}, last ${ago(novelty.last_seen)}`,
+    Seen: `${plural(novelty.count, "time")}, first ${dateTime(novelty.first_seen)}, last ${timeAgo(novelty.last_seen)}`,
     "Sent by": novelty.client,
-    "Answered by": novelty.version ? `version ${novelty.version}` : "nobody: nothing was learned",
-    Size: `${novelty.width} × ${novelty.height}, ${Math.ceil(novelty.bytes / 1024)} kB`,
+    "Answered by": novelty.version ? `version ${novelty.version}` : "no version, nothing was learned",
+    Size: `${novelty.width} × ${novelty.height} pixels, ${Math.ceil(novelty.bytes / 1024)} KiB`,
   };
-  const close = () => dialog.remove();
-  const dialog = h(
-    "dialog",
-    { class: "closer", "aria-labelledby": title, onclose: close },
-    h(
-      "div",
-      { class: "row between" },
-      h("h2", { id: title }, "A closer look"),
-      button("Close", () => dialog.close(), { class: "plain", autofocus: true }),
-    ),
-    wholePicture(novelty.id, `The image, ${likeness(novelty)}`),
-    h(
-      "dl",
-      {},
-      Object.entries(facts)
-        .filter(([, value]) => value)
-        .map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]),
-    ),
-  );
-  document.body.append(dialog);
-  dialog.showModal();
+  const content = (close) => [
+    button("Close", close, { class: "plain close", autofocus: true }),
+    fullImage(novelty.id, `The image, ${describeNearest(novelty)}`),
+    factList(facts),
+  ];
+  openDialog("Image details", content, { name: "image-dialog" });
 }

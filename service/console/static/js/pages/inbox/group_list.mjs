@@ -1,67 +1,70 @@
-// The groups of the inbox, page by page. What is far from the screen is taken out of the page and leaves an empty box
-// of its size, so that thousands of images cost what some dozens cost.
+// The groups of the inbox, loaded page by page. A group that is far from the viewport is removed from the page and
+// leaves an empty box of its size, so that thousands of images stay cheap.
 
-import { ask, query } from "../../api.mjs";
-import { basket } from "./draft_batch.mjs";
-import { h, put } from "../../dom.mjs";
+import { get, withQuery } from "../../api.mjs";
+import { h, render } from "../../dom.mjs";
+import { draftBatch } from "./draft_batch.mjs";
 import { groupCard } from "./group_card.mjs";
+import { imageButtons } from "./selection.mjs";
 
-const PAGE = 24; // groups
-const SHOWN = 8; // images of a group before somebody asks for more, as many as the server sends along
-const MORE = 100; // images that somebody gets who asks
-const NEAR = "1200px 0px";
+const GROUPS_PER_PAGE = 24;
+const SAMPLES = 8; // images of a group that the server sends with the group
+const MORE_IMAGES = 100; // images that "more" adds
+const MAX_LIMIT = 200; // of GET /novelties
+const MARGIN = "1200px 0px"; // around the viewport
 
 export class GroupList {
-  #state;
-  #order;
+  #filter;
   #signal;
   #on;
-  #slots = new Map(); // group id -> { group, element }
-  #bySlot = new WeakMap(); // element -> group
+  #entries = new Map(); // group id -> { group, element }
+  #groupOfElement = new WeakMap();
   #cursor = null;
   #ended = false;
   #loading = null;
-  #near;
-  #end;
-  #groups;
-  #sentinel;
+  #visibility;
+  #endReached;
+  #groups = h("div", { class: "groups" });
+  #sentinel = h("div", { class: "sentinel", "aria-hidden": "true" });
 
-  /** `on` has all(group), look(novelty), failed(error), changed(), and `version`, which answers now. */
+  /** `on` has selectGroup(group), failed(error), changed() and the active `version`. */
   constructor(box, { state, order, signal, on }) {
-    [this.#state, this.#order, this.#signal] = [state, order, signal];
-    this.#on = { ...on, more: (group) => this.#expand(group) };
-    this.#groups = h("div", { class: "groups" });
-    this.#sentinel = h("div", { class: "sentinel", "aria-hidden": "true" });
-    put(box, this.#groups, this.#sentinel);
-    this.#near = new IntersectionObserver((entries) => entries.forEach((entry) => this.#come(entry)), {
-      rootMargin: NEAR,
+    this.#filter = { state, order };
+    this.#signal = signal;
+    this.#on = { ...on, showMore: (group) => this.#showMore(group) };
+    const options = { rootMargin: MARGIN };
+    this.#visibility = new IntersectionObserver((entries) => entries.forEach(this.#visibilityChanged), options);
+    this.#endReached = new IntersectionObserver((entries) => entries.at(-1).isIntersecting && this.loadMore(), options);
+    signal.addEventListener("abort", () => {
+      this.#visibility.disconnect();
+      this.#endReached.disconnect();
     });
-    this.#end = new IntersectionObserver((entries) => entries.at(-1).isIntersecting && this.more(), {
-      rootMargin: NEAR,
-    });
-    signal.addEventListener("abort", () => [this.#near, this.#end].forEach((observer) => observer.disconnect()));
+    render(box, this.#groups, this.#sentinel);
   }
 
   get empty() {
-    return this.#ended && this.#slots.size === 0;
+    return this.#ended && this.#entries.size === 0;
   }
 
-  /** The images that are shown, in their order. */
+  #shown() {
+    return [...this.#entries.values()].map(({ group }) => group);
+  }
+
+  /** The ids of the images that are shown, in their order. */
   order() {
-    return [...this.#slots.values()].flatMap(({ group }) => group.items.map((item) => item.id));
+    return this.#shown().flatMap((group) => group.items.map((item) => item.id));
   }
 
   find(id) {
-    for (const { group } of this.#slots.values()) for (const item of group.items) if (item.id === id) return item;
-    return null;
+    return this.groupOf(id)?.items.find((item) => item.id === id);
   }
 
   groupOf(id) {
-    return [...this.#slots.values()].find(({ group }) => group.items.some((item) => item.id === id))?.group;
+    return this.#shown().find((group) => group.items.some((item) => item.id === id));
   }
 
-  /** The next page; one at a time, whoever asks. */
-  more() {
+  /** Loads the next page of groups; calls during a load share it. */
+  loadMore() {
     if (!this.#ended)
       this.#loading ??= this.#load().finally(() => {
         this.#loading = null;
@@ -70,14 +73,9 @@ export class GroupList {
   }
 
   async #load() {
+    const parameters = { ...this.#filter, limit: GROUPS_PER_PAGE, before: this.#cursor };
     try {
-      const path = query("novelties/groups", {
-        state: this.#state,
-        order: this.#order,
-        limit: PAGE,
-        before: this.#cursor,
-      });
-      const page = await ask(path, { signal: this.#signal });
+      const page = await get(withQuery("novelties/groups", parameters), { signal: this.#signal });
       this.#cursor = page.next_cursor;
       this.#ended = page.next_cursor === null;
       for (const { samples, ...group } of page.items) this.#add({ ...group, items: samples });
@@ -86,110 +84,111 @@ export class GroupList {
       this.#ended = true;
       if (error.name !== "AbortError") this.#on.failed(error);
     }
-    // Observed anew: an observer tells of changes only, and a short page may leave the end where it was, on the screen.
-    this.#end.unobserve(this.#sentinel);
-    if (!this.#ended) this.#end.observe(this.#sentinel);
+    // Observe again: an observer reports changes only, and after a short page the sentinel may still be visible.
+    this.#endReached.unobserve(this.#sentinel);
+    if (!this.#ended) this.#endReached.observe(this.#sentinel);
   }
 
   #add(group) {
-    const taken = group.ids.filter((id) => basket.has(id)).length;
-    group.items = group.items.filter((item) => !basket.has(item.id));
-    group.size -= taken;
-    if (group.size <= 0 || this.#slots.has(group.id)) return;
-    const element = h("section", { class: group.size === 1 ? "group single" : "group" });
-    this.#slots.set(group.id, { group, element });
-    this.#bySlot.set(element, group);
-    put(element, groupCard(group, this.#on));
+    const labelled = group.ids.filter((id) => draftBatch.has(id)).length;
+    group.items = group.items.filter((item) => !draftBatch.has(item.id));
+    group.size -= labelled;
+    if (group.size <= 0 || this.#entries.has(group.id)) return;
+    const element = h("section", {});
+    this.#entries.set(group.id, { group, element });
+    this.#groupOfElement.set(element, group);
+    this.#draw(group);
     this.#groups.append(element);
-    this.#near.observe(element);
-    if (taken && group.items.length < Math.min(SHOWN, group.size)) this.#refill(group);
+    this.#visibility.observe(element);
+    if (labelled) this.#refill(group);
   }
 
-  #come({ target, isIntersecting, boundingClientRect: size }) {
-    const group = this.#bySlot.get(target);
-    if (isIntersecting && !target.firstChild) {
-      target.style.width = target.style.height = "";
-      put(target, groupCard(group, this.#on));
-    } else if (!isIntersecting && target.firstChild && !target.contains(document.activeElement)) {
+  #visibilityChanged = ({ target, isIntersecting, boundingClientRect: size }) => {
+    if (isIntersecting && !target.firstChild) this.#draw(this.#groupOfElement.get(target));
+    else if (!isIntersecting && target.firstChild && !target.contains(document.activeElement)) {
       target.style.width = `${size.width}px`;
       target.style.height = `${size.height}px`;
-      put(target);
+      render(target);
     }
-  }
+  };
 
   #draw(group) {
-    const { element } = this.#slots.get(group.id);
+    const { element } = this.#entries.get(group.id);
     element.style.width = element.style.height = "";
     element.className = group.size === 1 ? "group single" : "group";
-    put(element, groupCard(group, this.#on));
+    render(element, groupCard(group, this.#on));
   }
 
-  /** Take images away that were dismissed, or named. */
+  #removeGroup(group) {
+    const { element } = this.#entries.get(group.id);
+    this.#visibility.unobserve(element);
+    element.remove();
+    this.#entries.delete(group.id);
+  }
+
+  /** Removes images that were labelled, dismissed or restored. */
   async remove(ids) {
     const gone = new Set(ids);
-    for (const { group, element } of [...this.#slots.values()]) {
-      const before = group.items.length;
-      group.items = group.items.filter((item) => !gone.has(item.id));
-      const left = group.ids.filter((id) => !gone.has(id));
-      const fewer = Math.max(before - group.items.length, group.ids.length - left.length);
-      if (!fewer) continue;
-      group.ids = left;
-      group.size -= fewer;
+    for (const group of this.#shown()) {
+      const items = group.items.filter((item) => !gone.has(item.id));
+      const groupIds = group.ids.filter((id) => !gone.has(id));
+      const removed = Math.max(group.items.length - items.length, group.ids.length - groupIds.length);
+      if (!removed) continue;
+      Object.assign(group, { items, ids: groupIds, size: group.size - removed });
       if (group.size <= 0) {
-        this.#near.unobserve(element);
-        element.remove();
-        this.#slots.delete(group.id);
+        this.#removeGroup(group);
         continue;
       }
       this.#draw(group);
-      if (group.items.length < Math.min(SHOWN, group.size)) this.#refill(group);
+      this.#refill(group);
     }
-    if (!this.#slots.size) await this.more();
+    if (!this.#entries.size) await this.loadMore();
     this.#on.changed();
   }
 
+  /** Loads images of a group that shows fewer than it could. */
   async #refill(group) {
-    const found = await this.#items(group, SHOWN + basket.size, SHOWN);
-    if (found === null || !this.#slots.has(group.id)) return;
-    group.items = found;
-    if (!found.length) {
-      this.#slots.get(group.id).element.remove();
-      this.#slots.delete(group.id);
-    } else this.#draw(group);
+    if (group.items.length >= Math.min(SAMPLES, group.size)) return;
+    const items = await this.#fetchItems(group, SAMPLES);
+    if (items === null || !this.#entries.has(group.id)) return;
+    group.items = items;
+    if (items.length) this.#draw(group);
+    else this.#removeGroup(group);
     this.#on.changed();
   }
 
-  async #expand(group) {
-    const found = await this.#items(group, group.items.length + MORE + basket.size, group.items.length + MORE);
-    if (found === null) return;
-    const first = group.items.length;
-    group.items = found;
-    if (found.length === first) group.size = first; // the others have gone meanwhile
+  async #showMore(group) {
+    const before = group.items.length;
+    const items = await this.#fetchItems(group, before + MORE_IMAGES);
+    if (items === null || !this.#entries.has(group.id)) return;
+    group.items = items;
+    if (items.length === before) group.size = before; // the others have left the inbox
     this.#draw(group);
-    this.#slots.get(group.id).element.querySelectorAll("button.pick")[first]?.focus();
+    imageButtons(this.#entries.get(group.id).element)[before]?.focus();
   }
 
-  /** So many images of a group that are not in the basket, newest first; null when they could not be had. */
-  async #items(group, look, most) {
-    const found = [];
+  /** Up to `count` images of a group that are not in the draft batch, newest first; null after an error. */
+  async #fetchItems(group, count) {
+    const items = [];
+    const limit = Math.min(MAX_LIMIT, count + draftBatch.size);
     let before = null;
     try {
       do {
-        const path = query("novelties", { state: this.#state, group: group.id, limit: Math.min(200, look), before });
-        const page = await ask(path, { signal: this.#signal });
-        found.push(...page.items.filter((item) => !basket.has(item.id)));
+        const path = withQuery("novelties", { state: this.#filter.state, group: group.id, limit, before });
+        const page = await get(path, { signal: this.#signal });
+        items.push(...page.items.filter((item) => !draftBatch.has(item.id)));
         before = page.next_cursor;
-      } while (before !== null && found.length < most);
+      } while (before !== null && items.length < count);
     } catch (error) {
       if (error.name !== "AbortError") this.#on.failed(error);
       return null;
     }
-    return found.slice(0, most);
+    return items.slice(0, count);
   }
 
-  /** Every id of a group, also of those that are not shown. */
+  /** The ids of all images of a group, also of those that are not shown. */
   async allIds(group) {
-    if (group.ids.length >= group.size) return group.ids.filter((id) => !basket.has(id));
-    return (await this.#items(group, 200, Infinity))?.map((item) => item.id) ?? [];
+    if (group.ids.length >= group.size) return group.ids.filter((id) => !draftBatch.has(id));
+    return (await this.#fetchItems(group, Infinity))?.map((item) => item.id) ?? [];
   }
 }

@@ -1,210 +1,200 @@
-// The inbox: novel images, grouped by likeness, to be named, put aside, and taught.
+// The inbox: groups of novelties to label, teach or dismiss.
 
-import { ask, post } from "../../api.mjs";
-import { Dock } from "./label_panel.mjs";
-import { button, h, labelled, put } from "../../dom.mjs";
-import { lookCloser } from "./group_card.mjs";
-import { GroupList } from "./group_list.mjs";
-import { tasks } from "../../task_feed.mjs";
+import { get, post, session } from "../../api.mjs";
+import { emptyState, problemBox, showError, toast } from "../../components/notices.mjs";
+import { button, h, render, select } from "../../dom.mjs";
 import { plural } from "../../format.mjs";
-import { complain, empty, problemBox, toast } from "../../components/notices.mjs";
-import { focusPick, listen, mark, selection } from "./selection.mjs";
+import { taskFeed } from "../../task_feed.mjs";
+import { showDetails } from "./group_card.mjs";
+import { GroupList } from "./group_list.mjs";
+import { LabelPanel } from "./label_panel.mjs";
+import { focusImage, handleSelection, imageButtons, markSelected, selection } from "./selection.mjs";
 
-const LOOK = 10000; // milliseconds between two looks for new images
+const POLL_MILLISECONDS = 10000; // for new images
 
-// What the reader chose, for when they come back.
-const chosen = { state: "new", order: "largest" };
+const filter = { state: "new", order: "largest" }; // kept while the tab is open
 
 const STATES = { new: "New", dismissed: "Dismissed", labelled: "Labelled" };
 const ORDERS = { largest: "Largest groups first", newest: "Newest first" };
-// What d does in each state: where to, and what to say.
-const ASIDE = {
-  new: { path: "novelties/dismiss", back: "novelties/restore", button: "Dismiss", done: "dismissed" },
-  dismissed: { path: "novelties/restore", back: "novelties/dismiss", button: "Bring back", done: "brought back" },
+// From which state images can be moved, and how.
+const MOVES = {
+  new: { path: "novelties/dismiss", undo: "novelties/restore", button: "Dismiss", done: "dismissed" },
+  dismissed: { path: "novelties/restore", undo: "novelties/dismiss", button: "Restore", done: "restored" },
+};
+const KEYS = {
+  "Arrow keys": "go to the next image",
+  Tab: "go to the next group",
+  Space: "select",
+  Shift: "with a click or an arrow key: select a range",
+  a: "select the whole group",
+  d: "dismiss or restore",
+  i: "show details",
+  Enter: "enter the class name",
+  Esc: "clear the selection",
 };
 
 export async function show(body, { signal }) {
-  let { version, classes } = await ask("classes", { signal });
+  let { version, classes } = await get("classes", { signal });
   let list = null;
-  let over = new AbortController(); // of the list that is shown
-  signal.addEventListener("abort", () => over.abort());
+  let listController = new AbortController();
+  signal.addEventListener("abort", () => listController.abort());
 
   const box = h("div", { class: "list" });
   const news = h("div", { class: "news", "aria-live": "polite" });
-  const dock = new Dock(
+  const panel = new LabelPanel(
     classes,
     {
-      named: (ids) => take(ids),
-      putAside: () => putAside(),
-      back: () => focusPick(box.querySelector("button.pick")),
-      changed: reload,
+      labelled: removeFromList,
+      unlabelled: reload,
+      move: () => moveSelected(),
+      cancelled: () => focusImage(imageButtons(box)[0]),
     },
     signal,
   );
-  put(
+  render(
     body,
     h(
       "p",
       { class: "lead" },
-      "Images that were like nothing learned so far. Name what belongs together, and teach it.",
+      "Images that match no learned class. Select images of one class, label them and teach them.",
     ),
-    controls(reload),
-    dock.element,
+    filterControls(reload),
+    panel.element,
     news,
     box,
-    help(),
+    keyHelp(),
   );
 
   function reload() {
-    over.abort();
-    over = new AbortController();
-    dock.offer(ASIDE[chosen.state]?.button);
-    put(news);
-    list = new GroupList(box, {
-      ...chosen,
-      signal: over.signal,
-      on: { version, all, look: lookCloser, failed, changed },
-    });
-    return list.more();
+    listController.abort();
+    listController = new AbortController();
+    panel.setMoveAction(MOVES[filter.state]?.button);
+    render(news);
+    const on = { version, selectGroup, failed: (error) => render(box, problemBox(error, reload)), changed };
+    list = new GroupList(box, { ...filter, signal: listController.signal, on });
+    return list.loadMore();
   }
 
   function changed() {
-    if (list.empty)
-      put(box, chosen.state === "new" ? nothing(classes) : h("p", { class: "empty" }, `Nothing is ${chosen.state}.`));
-    mark(box);
+    if (list.empty) render(box, filter.state === "new" ? emptyInbox(classes) : emptyState(`No ${filter.state} images`));
+    markSelected(box);
   }
 
-  function failed(error) {
-    put(box, problemBox(error, reload));
-  }
-
-  async function all(group) {
+  async function selectGroup(group) {
     const ids = await list.allIds(group);
     selection.set(ids, !ids.every((id) => selection.ids.has(id)));
   }
 
-  /** They leave the list; the focus goes to what comes after them. */
-  async function take(ids) {
-    const picks = [...box.querySelectorAll("button.pick")];
-    const gone = new Set(ids);
-    const first = picks.findIndex((pick) => gone.has(pick.dataset.id));
-    const next = picks.slice(Math.max(first, 0)).find((pick) => !gone.has(pick.dataset.id))?.dataset.id;
+  /** Removes images from the list and focuses the image after them. */
+  async function removeFromList(ids) {
+    const removed = new Set(ids);
+    const order = imageButtons(box).map((image) => image.dataset.id);
+    const first = Math.max(
+      order.findIndex((id) => removed.has(id)),
+      0,
+    );
+    const next = order.slice(first).find((id) => !removed.has(id));
     await list.remove(ids);
-    focusPick(box.querySelector(next ? `button.pick[data-id="${next}"]` : "button.pick"));
+    const left = imageButtons(box);
+    focusImage(left.find((image) => image.dataset.id === next) ?? left[0]);
   }
 
-  async function putAside(pick = null) {
-    const way = ASIDE[chosen.state];
-    const ids = selection.ids.size ? [...selection.ids] : pick ? [pick.dataset.id] : [];
-    if (!way || !ids.length) return;
+  /** Dismisses or restores the selection, or the given image if nothing is selected. */
+  async function moveSelected(id = null) {
+    const move = MOVES[filter.state];
+    const ids = selection.ids.size ? [...selection.ids] : id ? [id] : [];
+    if (!move || !ids.length) return;
     try {
-      const { changed: moved, missing } = await post(way.path, { ids });
+      const { changed: moved, missing } = await post(move.path, { ids });
       selection.set(ids, false);
-      await take([...moved, ...missing]);
+      await removeFromList([...moved, ...missing]);
       const undo = async () => {
-        await post(way.back, { ids: moved }).catch(complain);
+        await post(move.undo, { ids: moved }).catch(showError);
         await reload();
       };
-      toast(`${plural(moved.length, "image")} ${way.done}.`, { action: { text: "Undo", run: undo } });
+      toast(`${plural(moved.length, "image")} ${move.done}.`, { action: { text: "Undo", run: undo } });
     } catch (error) {
-      complain(error);
+      showError(error);
     }
   }
 
-  listen(
+  handleSelection(
     box,
     {
       order: () => list.order(),
-      name: () => dock.focus(),
-      all: (pick) => all(list.groupOf(pick.dataset.id)),
-      dismiss: putAside,
-      look: (id) => lookCloser(list.find(id)),
+      label: () => panel.focus(),
+      selectGroup: (id) => selectGroup(list.groupOf(id)),
+      move: moveSelected,
+      showDetails: (id) => showDetails(list.find(id)),
     },
     signal,
   );
-  let learned = tasks.newestVersion;
-  tasks.addEventListener(
+
+  let newestVersion = taskFeed.newestVersion;
+  taskFeed.addEventListener(
     "change",
     async () => {
-      if (tasks.newestVersion === learned) return;
-      learned = tasks.newestVersion;
-      ({ version, classes } = await ask("classes", { signal }));
-      dock.learn(classes);
+      if (taskFeed.newestVersion === newestVersion) return;
+      newestVersion = taskFeed.newestVersion;
+      ({ version, classes } = await get("classes", { signal }));
+      panel.setClasses(classes);
     },
     { signal },
   );
   await reload();
-  watchForNews(() => list, news, reload, signal);
+  watchForNewImages(() => (list.empty ? reload() : render(news, button("Show new images", reload))), signal);
 }
 
-function controls(changed) {
-  const choose = (name) => (event) => {
-    chosen[name] = event.target.value;
-    if (name === "state") selection.clear();
-    changed();
-  };
-  const choice = (label, name, values) =>
-    labelled(
-      label,
-      h(
-        "select",
-        { onchange: choose(name) },
-        Object.entries(values).map(([value, text]) => h("option", { value, selected: chosen[name] === value }, text)),
-      ),
-    );
-  return h("div", { class: "row controls" }, choice("Show", "state", STATES), choice("Order", "order", ORDERS));
-}
-
-/** New images do not move what somebody is looking at; they are offered. */
-function watchForNews(list, news, reload, signal) {
+/** Calls `arrived` when the inbox has newer images. The list is not changed while the user looks at it. */
+function watchForNewImages(arrived, signal) {
   let newest;
-  const look = async () => {
-    if (document.hidden || chosen.state !== "new") return;
-    const page = await ask("novelties?limit=1", { signal }).catch(() => null);
-    const seen = page?.items[0]?.first_seen ?? null;
-    if (page && newest !== undefined && seen !== null && seen > (newest ?? "")) {
-      if (list().empty) await reload();
-      else put(news, button("New images have come: show them", reload));
-    }
-    if (page) newest = seen > (newest ?? "") ? seen : (newest ?? null);
+  const poll = async () => {
+    if (document.hidden || filter.state !== "new") return;
+    const page = await get("novelties?limit=1", { signal }).catch(() => null);
+    if (!page) return;
+    const seen = page.items[0]?.first_seen ?? "";
+    if (newest !== undefined && seen > newest) await arrived();
+    if (newest === undefined || seen > newest) newest = seen;
   };
-  look();
-  const timer = setInterval(look, LOOK);
+  poll();
+  const timer = setInterval(poll, POLL_MILLISECONDS);
   signal.addEventListener("abort", () => clearInterval(timer));
 }
 
-const nothing = (classes) =>
-  empty(
-    "Nothing novel here",
+function filterControls(changed) {
+  const choose = (name) => (value) => {
+    filter[name] = value;
+    if (name === "state") selection.clear();
+    changed();
+  };
+  return h(
+    "div",
+    { class: "row controls" },
+    select("Show", STATES, filter.state, choose("state")),
+    select("Order", ORDERS, filter.order, choose("order")),
+  );
+}
+
+const emptyInbox = (classes) =>
+  emptyState(
+    "No novel images",
     h(
       "p",
       {},
       classes.length
-        ? "All that was asked lately is known, or has been named or dismissed. What is novel next appears here by itself."
-        : "Nothing has been learned yet, so every image that is sent is novel and appears here, to be named and taught.",
+        ? "Novel images appear here when they arrive."
+        : "Nothing has been learned yet, so every image is novel. Images appear here when they arrive.",
     ),
-    h("p", {}, "Send some:"),
-    h("pre", {}, `curl --data-binary @photo.jpg ${location.origin}/predict`),
-    h("p", {}, h("a", { class: "button main", href: "#/try" }, "Try some pictures")),
+    h("p", {}, "Send an image:"),
+    h("pre", {}, `curl --data-binary @image.jpg ${location.origin}/predict`),
+    session.hasRole("predict") && h("p", {}, h("a", { class: "button primary", href: "#/try" }, "Try an image")),
   );
 
-const KEYS = {
-  arrows: "to the next image",
-  Tab: "to the next group",
-  Space: "select",
-  Shift: "with a click or an arrow: a range",
-  a: "all of the group",
-  d: "dismiss",
-  i: "look closer",
-  Enter: "name",
-  Esc: "select nothing",
-};
-
-const help = () =>
+const keyHelp = () =>
   h(
     "details",
     { class: "help" },
-    h("summary", {}, "Keys"),
+    h("summary", {}, "Keyboard shortcuts"),
     h(
       "dl",
       {},

@@ -1,170 +1,152 @@
-// Beside the images: the name for what is selected, and the basket of what was named.
+// The panel beside the images: the class name for the selection, and the draft batch.
 
-import { ask, post } from "../../api.mjs";
-import { basket, judgeCount, judgeName } from "./draft_batch.mjs";
-import { button, fresh, h, labelled, put } from "../../dom.mjs";
-import { tasks } from "../../task_feed.mjs";
-import { plural } from "../../format.mjs";
-import { problemBox, toast } from "../../components/notices.mjs";
+import { get, post } from "../../api.mjs";
 import { thumbnail } from "../../components/images.mjs";
+import { problemBox, toast } from "../../components/notices.mjs";
+import { button, field, h, render, uniqueId } from "../../dom.mjs";
+import { plural } from "../../format.mjs";
+import { taskFeed } from "../../task_feed.mjs";
+import { checkCount, checkName, draftBatch } from "./draft_batch.mjs";
 import { selection } from "./selection.mjs";
 
-const wide = matchMedia("(min-width: 60rem)");
+const wideScreen = matchMedia("(min-width: 60rem)");
 
-export class Dock {
+export class LabelPanel {
   #classes;
   #on;
-  #field;
-  #note;
-  #count;
-  #add;
-  #aside;
-  #none;
-  #basket;
-  #names;
+  #suggestions = h("datalist", { id: uniqueId("suggestions") });
+  #message = h("p", { class: "message", id: uniqueId("message"), "aria-live": "polite" });
+  #nameInput = h("input", {
+    list: this.#suggestions.id,
+    autocomplete: "off",
+    maxlength: "64",
+    enterkeyhint: "done",
+    "aria-describedby": this.#message.id,
+    oninput: () => this.#checkInput(),
+    onkeydown: (event) => event.key === "Escape" && this.#on.cancelled(),
+  });
+  #count = h("p", { class: "selected", "aria-live": "polite" });
+  #addButton = h("button", { type: "submit", class: "primary" }, "Add to batch");
+  #clearButton = button("Clear", () => selection.clear(), { class: "plain", "aria-label": "Clear the selection" });
+  #moveButton = button("", () => this.#on.move(), { class: "plain" });
+  #batch = h("details", { class: "batch", open: wideScreen.matches });
   #problem = null;
-  element;
+  element = h(
+    "aside",
+    { class: "label-panel", "aria-label": "Labels and batch" },
+    h(
+      "form",
+      { onsubmit: (event) => this.#submit(event) },
+      h("div", { class: "row between" }, this.#count, this.#clearButton),
+      field("Class name", this.#nameInput),
+      this.#suggestions,
+      this.#message,
+      h("div", { class: "row" }, this.#addButton, this.#moveButton),
+    ),
+    this.#batch,
+  );
 
-  /** `classes` are those of GET /classes; `on` has named(ids), putAside(), back(), changed(). */
+  /** `on` has labelled(ids), unlabelled(), move() for the selection, and cancelled() for Escape in the name field. */
   constructor(classes, on, signal) {
     this.#on = on;
-    this.#names = h("datalist", { id: fresh("names") });
-    this.#field = h("input", {
-      list: this.#names.id,
-      autocomplete: "off",
-      maxlength: "64",
-      enterkeyhint: "done",
-      oninput: () => this.#judge(),
-    });
-    this.#field.addEventListener("keydown", (event) => event.key === "Escape" && on.back());
-    this.#note = h("p", { class: "note", "aria-live": "polite" });
-    this.#field.setAttribute("aria-describedby", (this.#note.id = fresh("note")));
-    this.#count = h("p", { class: "selected", "aria-live": "polite" });
-    this.#add = h("button", { type: "submit", class: "main" }, "Put into the basket");
-    this.#none = button("Clear", () => selection.clear(), { class: "plain", "aria-label": "Clear the selection" });
-    this.#aside = button("", on.putAside, { class: "plain" });
-    const submit = (event) => {
-      event.preventDefault();
-      this.#take();
-    };
-    this.#basket = h("details", { class: "basket", open: wide.matches });
-    this.element = h(
-      "aside",
-      { class: "dock", "aria-label": "Naming and basket" },
-      h(
-        "form",
-        { onsubmit: submit },
-        h("div", { class: "row between" }, this.#count, this.#none),
-        labelled("Name of the class", this.#field),
-        this.#names,
-        this.#note,
-        h("div", { class: "row" }, this.#add, this.#aside),
-      ),
-      this.#basket,
-    );
     selection.addEventListener("change", () => this.draw(), { signal });
-    basket.addEventListener("change", () => this.draw(), { signal });
-    wide.addEventListener(
-      "change",
-      () => {
-        this.#basket.open = wide.matches;
-      },
-      { signal },
-    );
-    this.learn(classes);
+    draftBatch.addEventListener("change", () => this.draw(), { signal });
+    const resized = () => {
+      this.#batch.open = wideScreen.matches;
+    };
+    wideScreen.addEventListener("change", resized, { signal });
+    this.setClasses(classes);
   }
 
-  /** These are the classes by now. */
-  learn(classes) {
+  /** Sets the classes of GET /classes. */
+  setClasses(classes) {
     this.#classes = classes;
     this.draw();
   }
 
+  /** Sets the text of the button that moves the selection to another state; without a text it is hidden. */
+  setMoveAction(text) {
+    this.#moveButton.hidden = !text;
+    this.#moveButton.textContent = text ?? "";
+  }
+
   focus() {
-    this.#field.focus();
-    this.#field.select();
-  }
-
-  /** What else can be done with a selection: dismiss it, bring it back, or nothing. */
-  offer(text) {
-    this.#aside.hidden = !text;
-    this.#aside.textContent = text ?? "";
-  }
-
-  #judge() {
-    const name = this.#field.value.trim();
-    const named = basket.entries().map((entry) => ({ name: entry.name, state: "basket" }));
-    const { refuse, note } = judgeName(name, [...this.#classes, ...named]);
-    this.#note.textContent = refuse ?? note ?? "";
-    this.#note.classList.toggle("warn", Boolean(refuse));
-    this.#add.disabled = !name || Boolean(refuse) || !selection.ids.size;
-  }
-
-  #take() {
-    const name = this.#field.value.trim().normalize("NFC");
-    if (this.#add.disabled) return;
-    const ids = [...selection.ids];
-    basket.add(name, ids);
-    selection.clear();
-    this.#field.value = "";
-    this.#on.named(ids);
-    this.draw();
+    this.#nameInput.focus();
+    this.#nameInput.select();
   }
 
   draw() {
     const count = selection.ids.size;
-    this.#count.textContent = count ? `${plural(count, "image")} selected` : "Select images to name them.";
-    this.element.classList.toggle("idle", !count && !basket.size);
+    this.#count.textContent = count ? `${plural(count, "image")} selected` : "Select images to label them.";
     this.element.classList.toggle("nothing-selected", !count);
-    this.element.classList.toggle("nothing-named", !basket.size);
-    this.#aside.disabled = !count;
-    this.#none.hidden = !count;
-    this.#judge();
-    this.#drawBasket();
+    this.element.classList.toggle("nothing-labelled", !draftBatch.size);
+    this.#moveButton.disabled = !count;
+    this.#clearButton.hidden = !count;
+    this.#checkInput();
+    this.#drawBatch();
   }
 
-  #drawBasket() {
-    const entries = basket.entries();
-    const judged = entries.map(({ name, ids }) => ({
-      ...judgeCount(ids.length, judgeName(name, this.#classes).known),
-      name,
-    }));
-    const refused = judged.filter((one) => one.refuse);
-    const active = this.#classes.filter((one) => one.state === "active");
-    put(
-      this.#names,
-      [...new Set([...entries, ...active].map(({ name }) => name))].map((value) => h("option", { value })),
+  #checkInput() {
+    const name = this.#nameInput.value.trim();
+    const drafts = draftBatch.entries().map((entry) => ({ name: entry.name, state: "draft" }));
+    const { error, hint } = checkName(name, [...this.#classes, ...drafts]);
+    this.#message.textContent = error ?? hint ?? "";
+    this.#message.classList.toggle("warning", Boolean(error));
+    this.#addButton.disabled = !name || Boolean(error) || !selection.ids.size;
+  }
+
+  #submit(event) {
+    event.preventDefault();
+    if (this.#addButton.disabled) return;
+    const ids = [...selection.ids];
+    draftBatch.add(this.#nameInput.value.trim().normalize("NFC"), ids);
+    this.#nameInput.value = "";
+    selection.clear();
+    this.#on.labelled(ids);
+  }
+
+  #drawBatch() {
+    const entries = draftBatch.entries().map(({ name, ids }) => {
+      const { known } = checkName(name, this.#classes);
+      return { name, ids, known, ...checkCount(ids.length, known) };
+    });
+    const classes = plural(entries.length, "class", "classes");
+    const active = this.#classes.filter((entry) => entry.state === "active");
+    const names = new Set([...entries, ...active].map(({ name }) => name));
+    render(
+      this.#suggestions,
+      [...names].map((value) => h("option", { value })),
     );
-    put(
-      this.#basket,
+    render(
+      this.#batch,
       h(
         "summary",
         {},
-        h("h2", {}, "Basket"),
-        h(
-          "span",
-          { class: "quiet" },
-          entries.length ? `${plural(entries.length, "class", "classes")}, ${plural(basket.size, "image")}` : "empty",
-        ),
+        h("h2", {}, "Batch"),
+        h("span", { class: "muted" }, entries.length ? `${classes}, ${plural(draftBatch.size, "image")}` : "empty"),
       ),
-      !entries.length && h("p", { class: "quiet" }, "What you name is collected here, and then taught together."),
+      !entries.length && h("p", { class: "muted" }, "Labelled images are collected here, to be taught together."),
       h(
         "ul",
         {},
-        entries.map((entry, place) => this.#line(entry, judged[place])),
+        entries.map((entry) => this.#batchEntry(entry)),
       ),
       this.#problem && problemBox(this.#problem),
-      this.#problem?.status === 422 && button("Take out images that are gone", () => this.#dropMissing()),
+      this.#problem?.status === 422 && button("Remove missing images", () => this.#removeMissing()),
       entries.length > 0 &&
-        button(`Teach ${plural(entries.length, "class", "classes")}`, () => this.#teach(), {
-          class: "main wide",
-          disabled: refused.length > 0,
+        button(`Teach ${classes}`, () => this.#teach(), {
+          class: "primary wide",
+          disabled: entries.some((entry) => entry.error),
         }),
     );
   }
 
-  #line({ name, ids }, { refuse, note }) {
-    const known = judgeName(name, this.#classes).known;
+  #batchEntry({ name, ids, known, error, hint }) {
+    const remove = () => {
+      this.#problem = null;
+      draftBatch.removeClass(name);
+      this.#on.unlabelled();
+    };
     return h(
       "li",
       {},
@@ -172,50 +154,39 @@ export class Dock {
         "div",
         { class: "row between" },
         h("strong", {}, name),
-        h("span", { class: "quiet" }, plural(ids.length, "image"), known && ", extends it"),
-        button(
-          "✕",
-          () => {
-            basket.remove(name);
-            this.#problem = null;
-            this.#on.changed();
-          },
-          { class: "plain", "aria-label": `Take ${name} out of the basket` },
-        ),
+        h("span", { class: "muted" }, plural(ids.length, known ? "more image" : "image")),
+        button("✕", remove, { class: "plain", "aria-label": `Remove ${name} from the batch` }),
       ),
       h(
         "div",
-        { class: "strip" },
-        ids.slice(0, 5).map((id) => thumbnail(id, "", 64)),
+        { class: "thumbnails" },
+        ids.slice(0, 5).map((id) => thumbnail(id, 64)),
       ),
-      (refuse ?? note) && h("p", { class: refuse ? "warn" : "note" }, refuse ?? note),
+      (error ?? hint) && h("p", { class: error ? "warning" : "message" }, error ?? hint),
     );
   }
 
   async #teach() {
     this.#problem = null;
     try {
-      const task = await post("tasks", basket.batch());
-      basket.clear();
-      tasks.add(task);
-      const text = task.fresh
-        ? "Handed in: it will be learned next."
-        : "This very batch was handed in before; here it is.";
-      toast(text, { action: { text: "Follow it", href: "#/teaching" } });
+      const task = await post("tasks", draftBatch.toRequest());
+      draftBatch.clear();
+      taskFeed.update(task);
+      const text = task.fresh ? "The batch was submitted." : "The same batch was submitted before.";
+      toast(text, { action: { text: "Show task", href: "#/tasks" } });
     } catch (error) {
       this.#problem = error;
     }
     this.draw();
   }
 
-  /** Images age out of the inbox, also while somebody names them. */
-  async #dropMissing() {
-    const ids = basket.entries().flatMap((entry) => entry.ids);
-    const gone = [];
-    for (const id of ids) await ask(`novelties/${id}`).catch((error) => error.status === 404 && gone.push(id));
+  /** Removes images from the batch that the inbox has deleted since they were labelled. */
+  async #removeMissing() {
+    const missing = [];
+    for (const id of draftBatch.entries().flatMap(({ ids }) => ids))
+      await get(`novelties/${id}`).catch((error) => error.status === 404 && missing.push(id));
     this.#problem = null;
-    basket.drop(gone);
-    toast(gone.length ? `${plural(gone.length, "image")} had gone from the inbox.` : "All of them are still there.");
-    this.draw();
+    draftBatch.removeImages(missing);
+    toast(missing.length ? `${plural(missing.length, "image")} removed from the batch.` : "No image is missing.");
   }
 }

@@ -1,11 +1,11 @@
-// Which images are selected, and the keys and clicks that select them.
+// The selected images of the inbox, and selecting by mouse and keyboard.
 
 class Selection extends EventTarget {
   ids = new Set();
-  anchor = null; // where a range begins
+  anchor = null; // the image where a range begins
 
-  set(ids, on) {
-    for (const id of ids) on ? this.ids.add(id) : this.ids.delete(id);
+  set(ids, selected) {
+    for (const id of ids) selected ? this.ids.add(id) : this.ids.delete(id);
     this.dispatchEvent(new Event("change"));
   }
 
@@ -14,7 +14,7 @@ class Selection extends EventTarget {
     this.set([id], !this.ids.has(id));
   }
 
-  /** All from the last one that was clicked to this one, in the order of the page. */
+  /** Selects the range from the anchor to an image. `order` lists the ids as they are shown. */
   extendTo(id, order) {
     const [from, to] = [order.indexOf(this.anchor), order.indexOf(id)];
     if (from < 0) return this.toggle(id);
@@ -29,43 +29,40 @@ class Selection extends EventTarget {
 
 export const selection = new Selection();
 
-const picksOf = (box) => [...box.querySelectorAll("button.pick")];
+/** The buttons of the images that are drawn. */
+export const imageButtons = (box) => [...box.querySelectorAll("button.image-button")];
 
-/** The image that an arrow leads to from the one that has the focus. */
-function neighbour(pick, key, box) {
-  const picks = picksOf(box);
-  if (key === "ArrowRight") return picks[picks.indexOf(pick) + 1];
-  if (key === "ArrowLeft") return picks[picks.indexOf(pick) - 1];
-  const here = pick.getBoundingClientRect();
-  const down = key === "ArrowDown";
+export function focusImage(button) {
+  button?.focus({ preventScroll: true });
+  button?.scrollIntoView({ block: "nearest" });
+}
+
+/** The image button that an arrow key leads to. */
+function neighbour(button, key, box) {
+  const buttons = imageButtons(box);
+  if (key === "ArrowRight") return buttons[buttons.indexOf(button) + 1];
+  if (key === "ArrowLeft") return buttons[buttons.indexOf(button) - 1];
+  const here = button.getBoundingClientRect();
   const distance = (there) => {
-    const rows = down ? there.top - here.bottom : here.top - there.bottom;
-    return rows < -8 ? Infinity : rows * 4 + Math.abs(there.left - here.left); // the next row first, then the nearest in it
+    const vertical = key === "ArrowDown" ? there.top - here.bottom : here.top - there.bottom;
+    // The next row first, then the nearest column.
+    return vertical < -8 ? Infinity : vertical * 4 + Math.abs(there.left - here.left);
   };
-  const best = picks
-    .map((one) => ({ one, far: distance(one.getBoundingClientRect()) }))
-    .filter(({ one, far }) => one !== pick && far < Infinity)
-    .sort((a, b) => a.far - b.far)[0];
-  return best?.one;
+  return buttons
+    .map((other) => ({ other, away: distance(other.getBoundingClientRect()) }))
+    .filter(({ other, away }) => other !== button && away < Infinity)
+    .sort((a, b) => a.away - b.away)[0]?.other;
 }
 
-/** Move the focus to an image, into view. */
-export function focusPick(pick) {
-  pick?.focus({ preventScroll: true });
-  pick?.scrollIntoView({ block: "nearest" });
-}
-
-/**
- * Listen in `box`. `on` has: order() -> ids as shown, name(), all(pick), dismiss(), look(id).
- */
-export function listen(box, on, signal) {
+/** Handles clicks and keys in `box`. `on` has order() -> ids, label(), selectGroup(id), move(id), showDetails(id). */
+export function handleSelection(box, on, signal) {
   box.addEventListener(
     "click",
     (event) => {
-      const pick = event.target.closest("button.pick");
-      if (!pick) return;
-      if (event.shiftKey) selection.extendTo(pick.dataset.id, on.order());
-      else selection.toggle(pick.dataset.id);
+      const button = event.target.closest("button.image-button");
+      if (!button) return;
+      if (event.shiftKey) selection.extendTo(button.dataset.id, on.order());
+      else selection.toggle(button.dataset.id);
     },
     { signal },
   );
@@ -73,20 +70,21 @@ export function listen(box, on, signal) {
   box.addEventListener(
     "keydown",
     (event) => {
-      const pick = event.target.closest("button.pick");
-      if (!pick || event.ctrlKey || event.metaKey || event.altKey) return;
+      const button = event.target.closest("button.image-button");
+      if (!button || event.ctrlKey || event.metaKey || event.altKey) return;
       const { key } = event;
+      const { id } = button.dataset;
       if (key.startsWith("Arrow")) {
-        const next = neighbour(pick, key, box);
+        const next = neighbour(button, key, box);
         if (next && event.shiftKey) {
-          selection.anchor ??= pick.dataset.id;
-          selection.set([pick.dataset.id, next.dataset.id], true);
+          selection.anchor ??= id;
+          selection.set([id, next.dataset.id], true);
         }
-        focusPick(next);
-      } else if (key === "Enter") on.name();
-      else if (key === "a") on.all(pick);
-      else if (key === "d") on.dismiss(pick);
-      else if (key === "i") on.look(pick.dataset.id);
+        focusImage(next);
+      } else if (key === "Enter") on.label();
+      else if (key === "a") on.selectGroup(id);
+      else if (key === "d") on.move(id);
+      else if (key === "i") on.showDetails(id);
       else if (key === "Escape") selection.clear();
       else return;
       event.preventDefault();
@@ -94,10 +92,10 @@ export function listen(box, on, signal) {
     { signal },
   );
 
-  selection.addEventListener("change", () => mark(box), { signal });
+  selection.addEventListener("change", () => markSelected(box), { signal });
 }
 
-/** Show what is selected; only what is drawn at all has to change. */
-export function mark(box) {
-  for (const pick of picksOf(box)) pick.setAttribute("aria-pressed", selection.ids.has(pick.dataset.id));
+/** Updates the state of the buttons that are drawn. */
+export function markSelected(box) {
+  for (const button of imageButtons(box)) button.setAttribute("aria-pressed", selection.ids.has(button.dataset.id));
 }

@@ -1,64 +1,71 @@
-// The evidence behind an answer: every task's probabilities and distances, and how the rule weighs them.
+// The evidence behind an answer: the values of every task and class, and the rule that combines them.
 
-import { h, table } from "../../dom.mjs";
+import { table } from "../../components/tables.mjs";
+import { h } from "../../dom.mjs";
 import { percent, short } from "../../format.mjs";
 
 const RULES = {
-  paper: "probability times coefficient (the paper's equation)",
-  product: "probability times coefficient times the frozen backbone's likelihood",
-  plain: "the probabilities alone",
-  frozen: "the frozen backbone's likelihood alone",
-  logits: "the heads' outputs as they are",
+  paper: "probability × coefficient, as in the paper",
+  product: "probability × coefficient × likelihood under the frozen backbone",
+  plain: "probability",
+  frozen: "likelihood under the frozen backbone",
+  logits: "outputs of the heads",
 };
 
-export function evidence(explanation) {
-  const { tasks, rule, constants, threshold, score } = explanation;
+/** The evidence of POST /explain, or null while nothing is learned. */
+export function evidence({ tasks, rule, constants, threshold, score }) {
   if (!tasks.length) return null;
-  const best = Math.max(...tasks.flatMap((task) => task.classes.map((one) => one.score)));
+  const classes = tasks
+    .flatMap(({ task, classes }) => classes.map((entry) => ({ task, ...entry })))
+    .sort((a, b) => b.score - a.score);
   const fitted = Object.entries(constants).map(([name, value]) => `${name.replaceAll("_", " ")} ${short(value)}`);
   return h(
     "details",
     { class: "evidence card", open: true },
-    h("summary", {}, h("h2", {}, "Why")),
+    h("summary", {}, h("h2", {}, "Evidence")),
     h(
       "p",
       {},
-      `The rule is ${RULES[rule] ?? rule}`,
-      fitted.length ? ` (${fitted.join(", ")}).` : ".",
-      ` The best score is ${short(score)}; below ${short(threshold)} an image is novel.`,
+      `Rule: ${RULES[rule] ?? rule}${fitted.length ? ` (${fitted.join(", ")})` : ""}. `,
+      `The best score is ${short(score)}. Below the threshold ${short(threshold)}, an image is novel.`,
     ),
     table(
-      "Every task's network",
-      ["Task", { n: "Coefficient" }, { n: "Of this task" }, { n: "Of none of its classes" }],
+      "Tasks",
+      ["Task", { number: "Coefficient" }, { number: "Probability of this task" }, { number: "Probability of ood" }],
       tasks.map((task) => [
-        `${task.task + 1}: ${task.classes.map((one) => one.name).join(", ")}`,
-        { n: short(task.coefficient) },
-        { n: percent(task.p_known, 1) },
-        { n: percent(task.p_ood, 1) },
+        `${task.task + 1}: ${task.classes.map(({ name }) => name).join(", ")}`,
+        { number: short(task.coefficient) },
+        { number: percent(task.p_known, 1) },
+        { number: percent(task.p_ood, 1) },
       ]),
     ),
     table(
-      "Every class",
-      ["Class", "Task", { n: "Probability" }, { n: "Distance" }, { n: "Frozen distance" }, { n: "Log-score" }],
-      tasks
-        .flatMap((task) => task.classes.map((one) => ({ task, one })))
-        .sort((a, b) => b.one.score - a.one.score)
-        .map(({ task, one }) => [
-          h("span", { class: one.score === best ? "best" : null }, called(one)),
-          String(task.task + 1),
-          { n: percent(one.probability, 1) },
-          { n: short(one.distance) },
-          { n: short(one.frozen_distance) },
-          { n: short(one.score) },
-        ]),
+      "Classes",
+      [
+        "Class",
+        "Task",
+        { number: "Probability" },
+        { number: "Distance" },
+        { number: "Frozen distance" },
+        { number: "Log-score" },
+      ],
+      classes.map((entry) => [
+        h("span", { class: entry === classes[0] ? "best" : null }, className(entry)),
+        String(entry.task + 1),
+        { number: percent(entry.probability, 1) },
+        { number: short(entry.distance) },
+        { number: short(entry.frozen_distance) },
+        { number: short(entry.score) },
+      ]),
     ),
     h(
       "p",
-      { class: "quiet" },
-      "Distances are Mahalanobis distances, in the task's own features and in the frozen backbone's.",
+      { class: "muted" },
+      "Distances are Mahalanobis distances in the features of the task and of the frozen backbone. The ood output of a",
+      " task's head means none of its classes.",
     ),
   );
 }
 
-const called = ({ name, label }) =>
+const className = ({ name, label }) =>
   label === name ? name : label === null ? `${name} (retired)` : `${name} (now ${label})`;

@@ -1,236 +1,222 @@
-// Try it: show a picture, see the answer and everything that led to it, and say when it is wrong.
+// Try it: send images, see the answers and their evidence, and report wrong answers.
 
-import { post, query, send, session } from "../../api.mjs";
-import { button, h, put, say } from "../../dom.mjs";
+import { post, postImage, session, withQuery } from "../../api.mjs";
+import { problemBox, showError, toast } from "../../components/notices.mjs";
+import { announce, button, h, render } from "../../dom.mjs";
+import { fixed, percent, plural, probability } from "../../format.mjs";
 import { evidence } from "./evidence.mjs";
-import { fixed, percent, plural } from "../../format.mjs";
-import { complain, problemBox, toast } from "../../components/notices.mjs";
 
-const KEPT = 24; // pictures that were tried, for when the reader comes back
+const MAX_TRIALS = 24; // kept while the tab is open
 
-const tried = []; // newest first: { name, url, prediction, explanation, problem, sent }
+const trials = []; // newest first: { name, url, file, prediction, explanation, problem, reported }
 let shown = null;
 
 export async function show(body, { signal }) {
-  const result = h("div", { class: "result" });
-  const strip = h("div", { class: "tried" });
+  const result = h("div", {});
+  const history = h("div", { class: "history" });
   const draw = () => {
-    put(
-      strip,
-      tried.length > 1 &&
-        tried.map((one) =>
-          button(
-            [h("img", { src: one.url, alt: "" })],
-            () => {
-              shown = one;
-              draw();
-            },
-            { "aria-label": `${one.name}: ${summary(one)}`, "aria-pressed": String(one === shown) },
-          ),
-        ),
+    render(
+      history,
+      trials.length > 1 &&
+        trials.map((trial) => {
+          const choose = () => {
+            shown = trial;
+            draw();
+          };
+          return button(h("img", { src: trial.url, alt: "" }), choose, {
+            "aria-label": `${trial.name}: ${summary(trial)}`,
+            "aria-pressed": String(trial === shown),
+          });
+        }),
     );
-    put(result, shown ? answer(shown, draw) : hint());
+    render(result, shown ? trialResult(shown, draw) : hint());
   };
-  const take = async (files) => {
+  const tryFiles = async (files) => {
     for (const file of files) {
       if (signal.aborted) return;
-      await tryOne(file, draw);
+      await tryFile(file, draw);
     }
-    if (files.length > 1) toast(`${plural(files.length, "picture")} tried. What is novel is in the inbox.`);
+    if (files.length > 1) toast(`${plural(files.length, "image")} tried. Novel ones are in the inbox.`);
   };
-  put(
+  render(
     body,
-    h("p", { class: "lead" }, "Show it a picture. It says what it is, or that it has never learned this."),
-    dropZone(take, signal),
-    strip,
+    h("p", { class: "lead" }, "Send an image: the model answers with a learned class, or with novel."),
+    dropZone(tryFiles, signal),
+    history,
     result,
   );
-  document.addEventListener(
-    "paste",
-    (event) => {
-      const files = [...event.clipboardData.files];
-      if (files.length) take(files);
-    },
-    { signal },
-  );
+  const pasted = (event) => tryFiles([...event.clipboardData.files]);
+  document.addEventListener("paste", pasted, { signal });
   draw();
 }
 
 const hint = () =>
-  h("p", { class: "quiet" }, "Several at once are fine: those that are novel wait in the inbox to be named.");
+  h("p", { class: "muted" }, "You can choose several images. Novel images wait in the inbox for a label.");
 
-function dropZone(take, signal) {
-  const input = (attributes) =>
+function dropZone(tryFiles, signal) {
+  const fileInput = (attributes) =>
     h("input", {
       type: "file",
       accept: "image/jpeg,image/png,image/webp",
-      class: "unseen",
+      class: "visually-hidden",
       onchange: (event) => {
-        take([...event.target.files]);
+        tryFiles([...event.target.files]);
         event.target.value = "";
       },
       ...attributes,
     });
   const zone = h(
     "div",
-    { class: "drop" },
-    h("p", {}, "Drop pictures here, paste one, or"),
+    { class: "drop-zone" },
+    h("p", {}, "Drop images here, paste one, or"),
     h(
       "div",
       { class: "row" },
-      h("label", { class: "button main" }, "Choose pictures", input({ multiple: true })),
-      h("label", { class: "button camera" }, "Take a picture", input({ capture: "environment" })),
+      h("label", { class: "button primary" }, "Choose images", fileInput({ multiple: true })),
+      h("label", { class: "button camera" }, "Use the camera", fileInput({ capture: "environment" })),
     ),
   );
-  const over = (on) => (event) => {
+  const highlight = (on) => (event) => {
     event.preventDefault();
     zone.classList.toggle("over", on);
   };
-  for (const name of ["dragenter", "dragover"]) document.addEventListener(name, over(true), { signal });
-  for (const name of ["dragleave", "drop"]) document.addEventListener(name, over(false), { signal });
-  document.addEventListener("drop", (event) => take([...event.dataTransfer.files]), { signal });
+  for (const name of ["dragenter", "dragover"]) document.addEventListener(name, highlight(true), { signal });
+  for (const name of ["dragleave", "drop"]) document.addEventListener(name, highlight(false), { signal });
+  document.addEventListener("drop", (event) => tryFiles([...event.dataTransfer.files]), { signal });
   return zone;
 }
 
-async function tryOne(file, draw) {
-  const one = { name: file.name || "a pasted picture", url: URL.createObjectURL(file), file };
-  tried.unshift(one);
-  for (const old of tried.splice(KEPT)) URL.revokeObjectURL(old.url);
-  shown = one;
+async function tryFile(file, draw) {
+  const trial = { name: file.name || "pasted image", url: URL.createObjectURL(file), file };
+  trials.unshift(trial);
+  for (const old of trials.splice(MAX_TRIALS)) URL.revokeObjectURL(old.url);
+  shown = trial;
   draw();
-  await judge(one);
-  say(`${one.name}: ${summary(one)}`);
+  await predict(trial);
+  announce(`${trial.name}: ${summary(trial)}`);
   draw();
 }
 
-async function judge(one) {
+async function predict(trial) {
   try {
-    one.problem = null;
-    [one.prediction] = (await send("predict", one.file)).predictions;
-    // By the version that answered: another one may have come meanwhile.
-    one.explanation = await send(query("explain", { version: one.prediction.version || null }), one.file);
+    trial.problem = null;
+    [trial.prediction] = (await postImage("predict", trial.file)).predictions;
+    // The version that answered: another one can be active by now.
+    const path = withQuery("explain", { version: trial.prediction.version || null });
+    trial.explanation = await postImage(path, trial.file);
   } catch (error) {
-    one.problem = error;
+    trial.problem = error;
   }
 }
 
 function summary({ prediction, problem }) {
-  if (problem) return "could not be answered";
-  if (!prediction) return "being looked at";
+  if (problem) return "no answer";
+  if (!prediction) return "waiting for the answer";
   return prediction.novel ? "novel" : prediction.label;
 }
 
-function answer(one, draw) {
-  const { prediction, explanation, problem } = one;
-  const again = async () => {
-    await judge(one);
+function trialResult(trial, draw) {
+  const { prediction, explanation, problem } = trial;
+  const retry = async () => {
+    await predict(trial);
     draw();
   };
+  const unreadable = problem?.status === 415 || problem?.status === 422; // trying again does not help
   return h(
     "div",
-    { class: "answer" },
+    { class: "trial" },
     h(
       "figure",
       {},
-      h("img", { class: "whole", src: one.url, alt: "The picture that was tried" }),
-      h("figcaption", {}, one.name),
+      h("img", { class: "full-image", src: trial.url, alt: "The image" }),
+      h("figcaption", {}, trial.name),
     ),
     h(
       "div",
       {},
-      problem && problemBox(problem, problem.status === 415 || problem.status === 422 ? null : again),
-      !problem && !prediction && h("p", { class: "quiet" }, "Looking…"),
-      prediction && verdict(prediction, explanation),
-      prediction && corrections(one, draw),
+      problem && problemBox(problem, unreadable ? null : retry),
+      !problem && !prediction && h("p", { class: "muted" }, "Waiting for the answer…"),
+      prediction && answer(prediction, explanation),
+      prediction && report(trial, draw),
     ),
     explanation && evidence(explanation),
   );
 }
 
-function verdict(prediction, explanation) {
-  const near = prediction.nearest;
+function answer(prediction, explanation) {
+  const { novel, label, nearest, p_novel: pNovel, version } = prediction;
   return [
-    h("h2", { class: prediction.novel ? "verdict novel" : "verdict" }, prediction.novel ? "novel" : prediction.label),
-    h(
-      "p",
-      {},
-      prediction.novel
-        ? near.length
-          ? "Like nothing it has learned. It comes closest to:"
-          : "Nothing has been learned yet, so everything is novel."
-        : "The classes that it looks like:",
-    ),
+    h("h2", { class: novel ? "answer novel" : "answer" }, novel ? "novel" : label),
+    h("p", {}, nearest.length ? "Most similar classes, and the probability of each:" : "Nothing has been learned yet."),
     h(
       "ul",
       { class: "shares" },
-      near.map(({ label, share }) =>
-        h("li", {}, h("span", {}, label), meter(share), h("span", { class: "n" }, percent(share, 1))),
-      ),
+      nearest.map(({ label: name, share }) => shareBar(name, share)),
+      shareBar("novel", pNovel),
     ),
     explanation && explanation.threshold !== null && scoreScale(explanation),
-    h(
-      "p",
-      { class: "quiet" },
-      `Probability of being novel ${percent(prediction.p_novel, 1)}. Answered by `,
-      prediction.version
-        ? h("a", { href: `#/versions/${prediction.version}` }, `version ${prediction.version}`)
-        : "nobody yet",
-      ".",
-    ),
+    version > 0 &&
+      h("p", { class: "muted" }, "Answered by ", h("a", { href: `#/versions/${version}` }, `version ${version}`), "."),
   ];
 }
 
-function meter(share) {
+function shareBar(name, share) {
   const bar = h("span", { class: "fill" });
-  bar.style.width = percent(share, 1).replace(" ", "");
-  return h("span", { class: "meter", "aria-hidden": "true" }, bar);
-}
-
-/** The calibrated score on 0..1, with the place below which an image is novel. */
-function scoreScale({ calibrated_score: score, calibrated_threshold: threshold }) {
-  const at = (value, kind) => {
-    const mark = h("span", { class: kind });
-    mark.style.left = `${100 * value}%`;
-    return mark;
-  };
-  const text = `Calibrated score ${fixed(score, 3)}; below ${fixed(threshold, 3)} is novel`;
+  bar.style.width = `${100 * share}%`;
   return h(
-    "div",
-    { class: "scale" },
-    h("div", { class: "track", role: "img", "aria-label": text }, at(threshold, "limit"), at(score, "here")),
-    h("p", {}, text, h("span", { class: "quiet" }, ". Of known images, half score above 0.5.")),
+    "li",
+    {},
+    h("span", {}, name),
+    h("span", { class: "meter", "aria-hidden": "true" }, bar),
+    h("span", { class: "number" }, probability(share)),
   );
 }
 
-function corrections(one, draw) {
-  if (!session.may("label")) return null;
-  const { prediction } = one;
-  if (one.sent || (prediction.novel && prediction.version === 0)) {
-    return h("p", {}, "It is in the ", h("a", { href: "#/inbox" }, "inbox"), ", to be named.");
-  }
-  if (prediction.novel) {
-    return h(
+/** The calibrated score and the threshold on a scale from 0 to 1. */
+function scoreScale({ calibrated_score: score, calibrated_threshold: threshold }) {
+  const mark = (value, name) => {
+    const element = h("span", { class: name });
+    element.style.left = `${100 * value}%`;
+    return element;
+  };
+  const text = `Calibrated score ${fixed(score, 3)}; below ${fixed(threshold, 3)} an image is novel`;
+  return h(
+    "div",
+    { class: "score-scale" },
+    h(
       "div",
-      { class: "row" },
-      h("a", { class: "button", href: "#/inbox" }, "Name it in the inbox"),
-      button("That is wrong", () => tell(one, "said to be known", draw)),
-    );
-  }
+      { class: "track", role: "img", "aria-label": text },
+      mark(threshold, "threshold-mark"),
+      mark(score, "score-mark"),
+    ),
+    h("p", {}, text, h("span", { class: "muted" }, ". Half of the known images score above 0.5.")),
+  );
+}
+
+/** Buttons to report a wrong answer, for users who may label. */
+function report(trial, draw) {
+  if (!session.hasRole("label")) return null;
+  const { novel, label, version } = trial.prediction;
+  if (trial.reported || (novel && version === 0))
+    return h("p", {}, "The image is in the ", h("a", { href: "#/inbox" }, "inbox"), " and waits for a label.");
+  const reportButton = (text, note) => button(text, () => sendToInbox(trial, note, draw));
   return h(
     "div",
     { class: "row" },
-    button("That is wrong", () => tell(one, `said not to be ${prediction.label}`, draw)),
-    button("That is novel", () => tell(one, "said to be novel", draw)),
+    novel && h("a", { class: "button", href: "#/inbox" }, "Label it in the inbox"),
+    novel && reportButton("Report as known", "reported as known"),
+    !novel && reportButton("Report as wrong", `reported as not ${label}`),
+    !novel && reportButton("Report as novel", "reported as novel"),
   );
 }
 
-async function tell(one, note, draw) {
+async function sendToInbox(trial, note, draw) {
   try {
-    await post("novelties", { prediction_ids: [one.prediction.id], note });
-    one.sent = true;
-    toast("It is in the inbox, to be named.", { action: { text: "Open it", href: "#/inbox" } });
+    await post("novelties", { prediction_ids: [trial.prediction.id], note });
+    trial.reported = true;
+    toast("The image is in the inbox.", { action: { text: "Open the inbox", href: "#/inbox" } });
   } catch (error) {
-    complain(error, "It could not be put into the inbox");
+    showError(error, "The image was not sent to the inbox");
   }
   draw();
 }

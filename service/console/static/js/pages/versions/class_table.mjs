@@ -1,106 +1,91 @@
-// What has been learned, and taking mistakes back: rename, merge, retire, restore. Each makes a version of its own.
+// The learned classes, with the actions to rename, merge, retire and restore them. Each action makes a new version.
 
 import { patch, session } from "../../api.mjs";
-import { button, h, table } from "../../dom.mjs";
-import { confirm, complain, toast } from "../../components/notices.mjs";
+import { confirmDialog, showError, toast } from "../../components/notices.mjs";
+import { table } from "../../components/tables.mjs";
+import { button, h } from "../../dom.mjs";
 
-/** The section with all classes; `changed` is called after an edit. */
+/** The section with all classes; `changed` is called after an action. */
 export function classTable(classes, changed) {
-  const edits = session.may("label");
-  const active = classes.filter((one) => one.state === "active");
-  const state = (one) => (one.state === "merged" ? `merged into ${one.merged_into}` : one.state);
-  const run = (title, body) => async () => {
-    const wanted = await body();
-    if (wanted) await edit(title, wanted, changed);
+  const mayEdit = session.hasRole("label");
+  const active = classes.filter((entry) => entry.state === "active");
+  // `choose` asks for the change to PATCH /classes/{name}; null means no change.
+  const action = (text, name, choose, description = `${text} ${name}`) => {
+    const run = async () => {
+      const change = await choose();
+      if (change) await applyChange(name, change, changed);
+    };
+    return button(text, run, { "aria-label": description });
   };
-  const actions = (one) =>
+  const actions = ({ name, state }) =>
     h(
       "div",
       { class: "row tight" },
-      one.state === "active"
+      state === "active"
         ? [
-            button(
-              "Rename",
-              run(one.name, () => rename(one)),
-              { "aria-label": `Rename ${one.name}` },
-            ),
-            active.length > 1 &&
-              button(
-                "Merge",
-                run(one.name, () => merge(one, active)),
-                { "aria-label": `Merge ${one.name} into another class` },
-              ),
-            button(
-              "Retire",
-              run(one.name, () => retire(one)),
-              { "aria-label": `Retire ${one.name}` },
-            ),
+            action("Rename", name, () => rename(name)),
+            active.length > 1 && action("Merge", name, () => merge(name, active), `Merge ${name} into another class`),
+            action("Retire", name, () => retire(name)),
           ]
-        : button(
-            "Restore",
-            run(one.name, () => ({ retired: false })),
-            { "aria-label": `Restore ${one.name}` },
-          ),
+        : action("Restore", name, () => ({ retired: false })),
     );
-  const head = ["Class", "Task", "State", ...(edits ? ["Change it"] : [])];
-  const rows = classes.map((one) => [one.name, String(one.task + 1), state(one), ...(edits ? [actions(one)] : [])]);
+  const rows = classes.map((entry) => [
+    entry.name,
+    String(entry.task + 1),
+    entry.state === "merged" ? `merged into ${entry.merged_into}` : entry.state,
+    ...(mayEdit ? [actions(entry)] : []),
+  ]);
   return h(
     "section",
     { class: "classes" },
     h("h2", {}, "Classes"),
-    edits &&
-      h(
-        "p",
-        { class: "quiet" },
-        "People mislabel. Every change makes a version without training, and can be rolled back like any other.",
-      ),
-    table("What has been learned, in its order", head, rows),
+    mayEdit && h("p", { class: "muted" }, "A change makes a new version without training. You can roll it back."),
+    table("Learned classes, oldest first", ["Class", "Task", "State", ...(mayEdit ? ["Actions"] : [])], rows),
   );
 }
 
-async function edit(name, change, changed) {
+async function applyChange(name, change, changed) {
   try {
     const { version } = await patch(`classes/${encodeURIComponent(name)}`, change);
-    toast(`Done: version ${version} answers now.`);
+    toast(`Version ${version} is active.`);
     await changed();
   } catch (error) {
-    complain(error, `${name} was not changed`);
+    showError(error, `The class ${name} was not changed`);
   }
 }
 
-async function rename({ name }) {
+async function rename(name) {
   const control = h("input", { value: name, required: true, maxlength: "64", autocomplete: "off" });
-  const answer = await confirm({
+  const answer = await confirmDialog({
     title: `Rename ${name}`,
-    text: "The class is called so from now on, in answers and in batches.",
-    action: "Rename it",
+    text: "Answers and new batches use the new name.",
+    action: "Rename",
     fields: [{ name: "rename", label: "New name", control }],
   });
-  return answer && answer.rename !== name ? { rename: answer.rename } : null;
+  return answer && answer.rename !== name ? answer : null;
 }
 
-async function merge({ name }, active) {
-  const others = active.filter((one) => one.name !== name);
+async function merge(name, active) {
+  const others = active.filter((entry) => entry.name !== name);
   const control = h(
     "select",
     {},
-    others.map((one) => h("option", { value: one.name }, one.name)),
+    others.map((entry) => h("option", { value: entry.name }, entry.name)),
   );
-  const answer = await confirm({
+  return confirmDialog({
     title: `Merge ${name}`,
-    text: "What is recognised as this class is answered as the other one. Restoring it takes that back.",
-    action: "Merge it",
-    fields: [{ name: "into", label: "Into", control }],
+    text: `Images of ${name} are answered with the other class. You can restore ${name} later.`,
+    action: "Merge",
+    fields: [{ name: "merge_into", label: "Into", control }],
   });
-  return answer && { merge_into: answer.into };
 }
 
-async function retire({ name }) {
-  const answer = await confirm({
+async function retire(name) {
+  const confirmed = await confirmDialog({
     title: `Retire ${name}?`,
-    text: "Images of it are answered as novel from now on. Restoring it takes that back.",
-    action: "Retire it",
+    text: `Images of ${name} are answered with novel. You can restore ${name} later.`,
+    action: "Retire",
     danger: true,
   });
-  return answer && { retired: true };
+  return confirmed && { retired: true };
 }

@@ -1,89 +1,95 @@
-// How accuracy, AUC, forgetting and capacity went from version to version, up to the one that answers.
+// Accuracy, AUC, forgetting and capacity over the versions that led to the active one.
 
 import { legend, lineChart } from "../../components/charts.mjs";
 import { h } from "../../dom.mjs";
-import { fixed, listed, percent } from "../../format.mjs";
+import { fixed, joinNames, percent } from "../../format.mjs";
 
-const LONGEST = 30; // versions
-const COLOURS = 6;
+const MAX_VERSIONS = 30;
+const MAX_TICKS = 8;
+const COLOURS = 6; // .s0 to .s5 in css/figures.css
 
-const kindOf = (task) => `s${task % COLOURS}`;
+/** `lineage` are the versions from the first to the active one; `detailOf(number)` fetches GET /versions/{number}. */
+export async function trends(lineage, detailOf) {
+  const recent = lineage.slice(-MAX_VERSIONS);
+  const details = await Promise.all(recent.map(({ version }) => detailOf(version).catch(() => null)));
+  const evaluated = details.filter((detail) => detail?.reports.length);
+  const heading = h("h2", {}, "Trends over the versions");
+  if (evaluated.length < 2)
+    return [heading, h("p", { class: "muted" }, "Charts appear when two versions have been evaluated.")];
 
-/** `line`: the versions from the first to the serving one; `detailOf(n)` has the gate's reports. */
-export async function trends(line, detailOf) {
-  const details = await Promise.all(line.slice(-LONGEST).map(({ version }) => detailOf(version).catch(() => null)));
-  const judged = details.filter((one) => one?.reports.length);
-  if (judged.length < 2)
-    return [
-      h("h2", {}, "Over the versions"),
-      h("p", { class: "quiet" }, "Plots appear with the second version that the gate has judged."),
-    ];
-  const count = Math.max(...judged.map((one) => one.reports.length));
-  const tasks = [...Array(count).keys()];
-  const names = tasks.map((task) => judged.at(-1).reports[task]?.classes ?? []);
-  const of = (task, name) => judged.map(({ reports }, place) => [place, reports[task]?.[name] ?? null]);
-  const xTicks = judged
+  const last = evaluated.length - 1;
+  const xTicks = evaluated
     .map(({ version }, at) => ({ at, text: String(version) }))
-    .filter(({ at }) => spaced(at, judged.length));
-  const plot = (title, series, y, said) =>
+    .filter(({ at }) => (last - at) % Math.ceil(evaluated.length / MAX_TICKS) === 0);
+  const chart = (title, series, y, label) =>
     h(
       "figure",
       {},
       h("figcaption", {}, title),
-      lineChart({ label: said, series, y, yTicks: y, xTicks, x: [0, judged.length - 1], yFormat: percent, dots: true }),
+      lineChart({ label, series, x: [0, last], y, xTicks, yFormat: percent, dots: true }),
     );
-  const byTask = (name) =>
-    tasks.map((task) => ({ name: `task ${task + 1}`, points: of(task, name), kind: kindOf(task) }));
-  const accuracy = byTask("accuracy_after"),
-    auc = byTask("auc_after");
-  const low = (series) => floor(series.flatMap((one) => one.points.map((point) => point[1])));
-  const lost = judged.map((one, place) => [place, forgetting(judged, place)]);
-  const taken = judged.map((one, place) => [place, one.capacity.used_max ?? null]);
-  const now = lost.at(-1)[1];
+
+  const taskCount = Math.max(...evaluated.map(({ reports }) => reports.length));
+  const tasks = Array.from({ length: taskCount }, (_, task) => ({
+    name: `task ${task + 1}`,
+    classes: evaluated[last].reports[task]?.classes ?? [],
+    kind: `s${task % COLOURS}`,
+  }));
+  const taskChart = (name, field) => {
+    const series = tasks.map((entry, task) => ({
+      ...entry,
+      points: evaluated.map(({ reports }, index) => [index, reports[task]?.[field] ?? null]),
+    }));
+    const values = series.map(({ name: task, points }) => `${task} ${fixed(points[last][1])}`);
+    return chart(
+      `${name} on held-out images`,
+      series,
+      [lowerLimit(series.flatMap(({ points }) => points.map((point) => point[1]))), 1],
+      `${name} over the versions, now ${values.join(", ")}`,
+    );
+  };
+  const forgotten = evaluated.map((_, index) => [index, forgetting(evaluated, index)]);
+  const capacity = evaluated.map((detail, index) => [index, detail.capacity.used_max ?? null]);
+  const forgottenNow = percent(forgotten[last][1], 1);
+  const capacityNow = percent(capacity[last][1]);
   return [
-    h("h2", {}, "Over the versions"),
-    legend(tasks.map((task) => ({ name: `task ${task + 1}: ${listed(names[task], 3)}`, kind: kindOf(task) }))),
+    heading,
+    legend(tasks.map(({ name, classes, kind }) => ({ name: `${name}: ${joinNames(classes, 3)}`, kind }))),
     h(
       "div",
       { class: "grid" },
-      plot("Accuracy on held-out images", accuracy, [low(accuracy), 1], told("Accuracy", accuracy)),
-      plot("AUC on held-out images", auc, [low(auc), 1], told("AUC", auc)),
-      plot(
-        `Forgetting${now === null ? "" : `, ${percent(now, 1)} now`}`,
-        [{ points: lost, kind: "s0" }],
-        [0, Math.max(0.1, ...lost.map((p) => p[1] ?? 0))],
-        `Mean loss of accuracy of earlier tasks against their best: ${percent(now, 1)} now`,
+      taskChart("Accuracy", "accuracy_after"),
+      taskChart("AUC", "auc_after"),
+      chart(
+        `Forgetting, now ${forgottenNow}`,
+        [{ points: forgotten }],
+        [0, Math.max(0.1, ...forgotten.map(([, share]) => share ?? 0))],
+        `Mean loss of accuracy of earlier tasks, compared with their best: now ${forgottenNow}`,
       ),
-      plot(
-        `Capacity taken, ${percent(taken.at(-1)[1])} now`,
-        [{ points: taken, kind: "s0" }],
+      chart(
+        `Used capacity, now ${capacityNow}`,
+        [{ points: capacity }],
         [0, 1],
-        `Share of the fullest adapter that is taken: ${percent(taken.at(-1)[1])} now`,
+        `Used share of the fullest adapter: now ${capacityNow}`,
       ),
     ),
   ];
 }
 
-/** At most some eight of the numbers under an axis, the last one among them. */
-const spaced = (place, count) => (count - 1 - place) % Math.ceil(count / 8) === 0;
-
-/** A round share below all of them, so that small differences are seen. */
-function floor(values) {
-  const least = Math.min(1, ...values.filter((value) => value !== null));
-  return Math.max(0, Math.floor(10 * least - 0.5) / 10);
+/** A multiple of 10 % below all values, so that small differences are visible. */
+function lowerLimit(values) {
+  const lowest = Math.min(1, ...values.filter((value) => value !== null));
+  return Math.max(0, Math.floor(10 * lowest - 0.5) / 10);
 }
 
-/** How much accuracy the earlier tasks have lost against their best, on average; null for the first version. */
-export function forgetting(judged, place) {
-  const lost = judged[place].reports.flatMap(({ accuracy_after: now }, task) => {
-    const before = judged
-      .slice(0, place)
+/** The mean loss of accuracy of the earlier tasks, compared with their best; null for the first version. */
+function forgetting(evaluated, index) {
+  const losses = evaluated[index].reports.flatMap(({ accuracy_after: now }, task) => {
+    const before = evaluated
+      .slice(0, index)
       .map(({ reports }) => reports[task]?.accuracy_after ?? null)
       .filter((value) => value !== null);
     return now === null || !before.length ? [] : [Math.max(...before) - now];
   });
-  return lost.length ? Math.max(0, lost.reduce((sum, one) => sum + one, 0) / lost.length) : null;
+  return losses.length ? Math.max(0, losses.reduce((sum, loss) => sum + loss, 0) / losses.length) : null;
 }
-
-const told = (what, series) =>
-  `${what} over the versions: ${series.map(({ name, points }) => `${name} ${fixed(points.at(-1)[1])} now`).join(", ")}`;

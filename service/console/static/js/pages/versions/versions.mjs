@@ -1,23 +1,22 @@
-// Versions: what was learned from what, how well each did, which one answers, and going back.
+// Versions: their lineage, details and evaluation, and activating another one.
 
-import { ask, post, query, session } from "../../api.mjs";
+import { get, post, session, withQuery } from "../../api.mjs";
+import { confirmDialog, emptyState, problemBox, showError, toast } from "../../components/notices.mjs";
+import { factList, gateTable } from "../../components/tables.mjs";
+import { button, h, render } from "../../dom.mjs";
+import { dateTime, duration, fixed, joinNames, percent, timeAgo } from "../../format.mjs";
+import { taskFeed } from "../../task_feed.mjs";
 import { classTable } from "./class_table.mjs";
-import { button, h, put } from "../../dom.mjs";
-import { tasks } from "../../task_feed.mjs";
-import { ago, duration, fixed, listed, moment, percent } from "../../format.mjs";
-import { complain, confirm, empty, problemBox, toast } from "../../components/notices.mjs";
-import { gateTable } from "../tasks.mjs";
 import { thresholdExplorer } from "./threshold.mjs";
 import { trends } from "./trends.mjs";
 
-const details = new Map(); // a version never changes once it is there
+const details = new Map(); // number -> promise of GET /versions/{number}; a version never changes
 
-/** GET /versions/{n}, asked once. */
 function detailOf(number, signal) {
   if (!details.has(number)) {
-    const asked = ask(`versions/${number}`, { signal });
-    details.set(number, asked);
-    asked.catch(() => details.delete(number));
+    const request = get(`versions/${number}`, { signal });
+    details.set(number, request);
+    request.catch(() => details.delete(number));
   }
   return details.get(number);
 }
@@ -27,37 +26,39 @@ export async function show(body, { signal, rest }) {
   let chosen = Number(rest[0]) || null;
   const list = h("ol", { class: "lineage" });
   const detail = h("div", { class: "detail" });
-  const plots = h("div", { class: "plots" });
+  const charts = h("div", { class: "trends" });
   const classes = h("div", {});
 
   const load = async () => {
-    data = await ask("versions", { signal });
-    if (!data.versions.length) return put(body, nothing());
-    if (!data.versions.some((one) => one.version === chosen)) chosen = data.serving || data.versions.at(-1).version;
-    put(
+    data = await get("versions", { signal });
+    if (!data.versions.length) return render(body, noVersions());
+    if (!data.versions.some(({ version }) => version === chosen)) chosen = data.serving || data.versions.at(-1).version;
+    render(
       body,
-      problem(data),
-      h("div", { class: "split" }, h("section", {}, h("h2", {}, "Lineage"), list), detail),
-      plots,
+      data.problem && loadProblem(data),
+      h("div", { class: "columns" }, h("section", {}, h("h2", {}, "Lineage"), list), detail),
+      charts,
       classes,
     );
     drawList();
-    const told = (await ask("classes", { signal })).classes;
-    put(classes, classTable(told, load));
+    render(classes, classTable((await get("classes", { signal })).classes, load));
     await Promise.all([
       drawDetail(),
-      trends(line(data), (n) => detailOf(n, signal)).then((drawn) => put(plots, drawn)),
+      trends(lineageOf(data), (number) => detailOf(number, signal)).then((drawn) => render(charts, drawn)),
     ]);
   };
 
   const drawList = () => {
-    const onLine = new Set(line(data).map((one) => one.version));
-    put(
-      list,
-      data.versions
-        .toReversed()
-        .map((one) => entry(one, data, one.version === chosen, onLine.has(one.version), choose)),
+    const lineage = new Set(lineageOf(data));
+    const entries = data.versions.map((version) =>
+      listEntry(version, {
+        history: data.history,
+        active: lineage.has(version),
+        current: version.version === chosen,
+        choose,
+      }),
     );
+    render(list, entries.reverse());
   };
 
   const choose = (number) => {
@@ -69,156 +70,149 @@ export async function show(body, { signal, rest }) {
   };
 
   const drawDetail = async () => {
-    const summary = data.versions.find((one) => one.version === chosen);
     try {
-      const found = await detailOf(chosen, signal);
-      if (found.version === chosen) put(detail, versionDetail(found, summary, data, load));
+      const version = await detailOf(chosen, signal);
+      if (version.version === chosen) render(detail, versionDetail(version, data, load));
     } catch (error) {
-      if (!signal.aborted) put(detail, problemBox(error, drawDetail));
+      if (!signal.aborted) render(detail, problemBox(error, drawDetail));
     }
   };
 
-  tasks.addEventListener(
+  taskFeed.addEventListener(
     "change",
     () => {
-      const shown = Math.max(0, ...(data?.versions ?? []).map((one) => one.version));
-      if (data && tasks.newestVersion > shown) load().catch(complain);
+      const newest = Math.max(0, ...(data?.versions ?? []).map(({ version }) => version));
+      if (data && taskFeed.newestVersion > newest) load().catch(showError);
     },
     { signal },
   );
   await load();
 }
 
-const nothing = () =>
-  empty(
+const noVersions = () =>
+  emptyState(
     "Nothing has been learned yet",
     h(
       "p",
       {},
-      "Every task that is learned makes a version, which stays here with what it knew and how well. Teach the first:",
+      "Every published task makes a version. Teach the first task from a folder with one sub-folder per class:",
     ),
     h("pre", {}, `openworld teach fruit/ --url ${location.origin}`),
-    session.may("label") && h("p", {}, "Or name images in the ", h("a", { href: "#/inbox" }, "inbox"), "."),
+    session.hasRole("label") && h("p", {}, "Or label images in the ", h("a", { href: "#/inbox" }, "inbox"), "."),
   );
 
-/** From the first version to the one that answers. */
-function line(data) {
-  const byNumber = new Map(data.versions.map((one) => [one.version, one]));
-  const found = [];
-  for (let one = byNumber.get(data.serving); one && !found.includes(one); one = byNumber.get(one.parent))
-    found.unshift(one);
-  return found;
+/** The versions from the first to the active one. */
+function lineageOf({ versions, serving }) {
+  const byNumber = new Map(versions.map((version) => [version.version, version]));
+  const lineage = [];
+  for (let one = byNumber.get(serving); one && !lineage.includes(one); one = byNumber.get(one.parent))
+    lineage.unshift(one);
+  return lineage;
 }
 
-const problem = ({ problem: found, serving }) =>
-  found &&
+const loadProblem = ({ problem, serving }) =>
   h(
     "div",
     { class: "problem", role: "alert" },
-    h("h2", {}, `Version ${found.version ?? "?"} cannot be loaded`),
-    h("p", {}, `${found.reason}. Version ${serving} goes on answering; the next try is at ${moment(found.next_try)}.`),
+    h("h2", {}, `Version ${problem.version ?? "?"} cannot be loaded`),
+    h("p", {}, `${problem.reason}. Version ${serving} stays active. Next attempt: ${dateTime(problem.next_try)}.`),
   );
 
-/** What a version did, in a few words. */
-function deed(one, history) {
-  if (one.added.length) return `learned ${listed(one.added)}`;
-  if (Object.keys(one.learned).length) return `learned more of ${listed(Object.keys(one.learned))}`;
-  return history.find((line) => line.version === one.version)?.reason ?? "";
+/** What a version changed, in a few words. */
+function summary({ version, reason, added, learned }, history) {
+  if (reason) return reason; // why it is damaged
+  if (added.length) return `learned ${joinNames(added)}`;
+  const extended = Object.keys(learned);
+  if (extended.length) return `learned more of ${joinNames(extended)}`;
+  return history.find((entry) => entry.version === version)?.reason ?? "";
 }
 
-function entry(one, data, current, onLine, choose) {
+function listEntry(version, { history, active, current, choose }) {
+  const { version: number, state, created, parent, accuracy, auc } = version;
   const click = (event) => {
     event.preventDefault();
-    choose(one.version);
+    choose(number);
   };
   return h(
     "li",
-    { class: onLine ? "on-line" : null },
+    { class: active ? "active" : null },
     h(
       "a",
       {
-        href: `#/versions/${one.version}`,
-        "data-version": one.version,
+        href: `#/versions/${number}`,
+        "data-version": number,
         "aria-current": current ? "true" : null,
         onclick: click,
       },
       h(
         "span",
         { class: "row between" },
-        h("strong", {}, `Version ${one.version}`),
-        one.state !== "available" && h("span", { class: `badge ${one.state}` }, one.state),
+        h("strong", {}, `Version ${number}`),
+        state !== "available" && h("span", { class: `badge ${state}` }, state === "serving" ? "active" : state),
       ),
-      h("span", {}, one.reason ?? deed(one, data.history)),
+      h("span", {}, summary(version, history)),
       h(
         "span",
-        { class: "quiet" },
-        one.created && ago(one.created),
-        one.parent && one.parent !== one.version - 1 && `, from version ${one.parent}`,
-        one.accuracy !== null && `, accuracy ${percent(one.accuracy)}`,
-        one.auc !== null && `, AUC ${fixed(one.auc)}`,
+        { class: "muted" },
+        created && timeAgo(created),
+        parent && parent !== number - 1 && `, from version ${parent}`,
+        accuracy !== null && `, accuracy ${percent(accuracy)}`,
+        auc !== null && `, AUC ${fixed(auc)}`,
       ),
     ),
   );
 }
 
-function versionDetail(found, summary, data, load) {
+function versionDetail(version, data, load) {
+  const { version: number, seconds, parent, learned, tasks, capacity, reports } = version;
   const facts = {
-    Made: `${moment(found.created)}${found.seconds ? `, in ${duration(found.seconds)}` : ""}`,
-    From: found.parent ? `version ${found.parent}` : "nothing, it is the first",
-    Changed: found.edit,
-    Brought: Object.entries(found.learned)
-      .map(([name, count]) => `${name} ${count}`)
+    Created: `${dateTime(version.created)}${seconds ? `, trained in ${duration(seconds)}` : ""}`,
+    Parent: parent ? `version ${parent}` : "none",
+    Edit: version.edit,
+    Learned: Object.entries(learned)
+      .map(([name, count]) => `${name} (${count} images)`)
       .join(", "),
-    Knows: found.tasks.map((names, place) => `${place + 1}: ${names.join(", ")}`).join("; "),
-    Capacity:
-      found.capacity.used_max === undefined
-        ? null
-        : `${percent(found.capacity.used_max)} of the fullest adapter is taken`,
-    Rule: found.rule,
-    Backbone: found.backbone,
+    Classes: tasks.map((names, index) => `task ${index + 1}: ${names.join(", ")}`).join("; "),
+    Capacity: capacity.used_max === undefined ? null : `${percent(capacity.used_max)} of the fullest adapter is used`,
+    Rule: version.rule,
+    Backbone: version.backbone,
   };
-  const serving = found.version === data.serving;
+  const damaged = data.versions.find((entry) => entry.version === number).state === "damaged";
+  const activateButton = () =>
+    button(
+      number < data.serving ? "Roll back to this version" : "Activate this version",
+      () => activate(number, data.serving, load),
+      { class: "primary" },
+    );
   return [
     h(
       "header",
       { class: "row between" },
-      h("h2", {}, `Version ${found.version}`),
-      serving
-        ? h("span", { class: "badge serving" }, `answers since ${moment(data.since)}`)
-        : session.may("operate") &&
-            summary.state !== "damaged" &&
-            button(
-              found.version < data.serving ? "Roll back to it" : "Activate it",
-              () => activate(found.version, data, load),
-              { class: "main" },
-            ),
+      h("h2", {}, `Version ${number}`),
+      number === data.serving
+        ? h("span", { class: "badge serving" }, `active since ${dateTime(data.since)}`)
+        : session.hasRole("operate") && !damaged && activateButton(),
     ),
-    h(
-      "dl",
-      {},
-      Object.entries(facts)
-        .filter(([, text]) => text)
-        .map(([name, text]) => [h("dt", {}, name), h("dd", {}, text)]),
-    ),
-    found.reports.length > 0 && gateTable(found.reports),
-    found.reference.length > 0 && thresholdExplorer(found),
+    factList(facts),
+    reports.length > 0 && gateTable(reports),
+    version.reference.length > 0 && thresholdExplorer(version),
   ];
 }
 
-async function activate(number, data, load) {
+async function activate(number, active, load) {
   const control = h("input", { maxlength: "200", autocomplete: "off" });
-  const answer = await confirm({
-    title: `Let version ${number} answer?`,
-    text: `Version ${data.serving} answers now, and stays here. The change is immediate, drops no request, and can be undone the same way.`,
+  const answer = await confirmDialog({
+    title: `Activate version ${number}?`,
+    text: `Version ${active} is active now and is kept. The change takes effect at once, no request is lost, and you can undo it.`,
     action: `Activate version ${number}`,
-    fields: [{ name: "reason", label: "Why, for the history (may stay empty)", control }],
+    fields: [{ name: "reason", label: "Reason, for the history (optional)", control }],
   });
   if (!answer) return;
   try {
-    await post(query(`versions/${number}/activate`, { reason: answer.reason || null }));
-    toast(`Version ${number} answers now.`);
+    await post(withQuery(`versions/${number}/activate`, { reason: answer.reason || null }));
+    toast(`Version ${number} is active.`);
     await load();
   } catch (error) {
-    complain(error, `Version ${number} was not activated`);
+    showError(error, `Version ${number} was not activated`);
   }
 }
