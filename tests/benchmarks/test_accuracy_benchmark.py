@@ -1,4 +1,4 @@
-"""The benchmark's figures by hand, and a whole run of it on pictures made up here."""
+"""The accuracy benchmark: metrics computed by hand, and a complete run on generated images."""
 
 import json
 from pathlib import Path
@@ -23,7 +23,7 @@ from benchmarks.accuracy.run import METHODS
 
 Floats = NDArray[np.float64]
 
-# Two tasks of two classes; one image a class in this order, and one more of the first.
+# Two tasks of two classes: one image per class in this order, and a second one of the first class.
 LABELS = np.array([0, 1, 2, 3, 0])
 AFTER_ONE = Step(np.log(np.array([[8, 1], [2, 7], [6, 1], [3, 3.5], [5, 1]])), np.array([0, 0]))
 AFTER_TWO = Step(
@@ -31,10 +31,10 @@ AFTER_TWO = Step(
         np.array(
             [
                 [8.0, 1, 2, 1],  # right
-                [4, 3, 1, 1],  # the right task, the wrong class
+                [4, 3, 1, 1],  # right task, wrong class
                 [1, 1, 6, 2],  # right
-                [1, 9, 2, 3],  # the wrong task, within it right
-                [2, 1, 1, 5],  # the wrong task, within it right
+                [1, 9, 2, 3],  # wrong task, right class within the task
+                [2, 1, 1, 5],  # wrong task, right class within the task
             ]
         )
     ),
@@ -42,7 +42,7 @@ AFTER_TWO = Step(
 )
 
 
-def test_the_figures_of_a_small_run_by_hand() -> None:
+def test_metrics_of_a_small_run_match_hand_computed_values() -> None:
     result = measure([AFTER_ONE, AFTER_TWO], LABELS)
     assert result.accuracy == [1.0, pytest.approx(2 / 5)]
     # Known: 8, 7, 5. Not yet learned: 6 and 3.5. Five of the six pairs are in order.
@@ -57,7 +57,7 @@ def test_the_figures_of_a_small_run_by_hand() -> None:
     assert result.to_dict()["aia"] == result.aia
 
 
-def test_the_entropies_of_theorem_1_by_hand() -> None:
+def test_entropies_of_theorem_1_match_hand_computed_values() -> None:
     only = Step(np.log(np.array([[6.0, 2, 1, 1]])), np.array([0, 0, 1, 1]))
     found = theorem_1(only, np.array([0]))
     assert found["h_cil"] == pytest.approx(-np.log(6 / 10))
@@ -72,7 +72,7 @@ def test_the_entropies_of_theorem_1_by_hand() -> None:
     st.integers(1, 8),
     st.sampled_from([0.1, 5.0, 1000.0]),
 )
-def test_theorem_1_holds_whatever_the_scores(seed: int, counts: list[int], images: int, scale: float) -> None:
+def test_theorem_1_holds_for_any_scores(seed: int, counts: list[int], images: int, scale: float) -> None:
     rng = np.random.default_rng(seed)
     tasks = np.repeat(np.arange(len(counts)), counts)
     step = Step(rng.normal(0, scale, (images, len(tasks))), tasks)
@@ -82,8 +82,8 @@ def test_theorem_1_holds_whatever_the_scores(seed: int, counts: list[int], image
     assert min(found["h_wp"], found["h_tp"]) >= -1e-9
 
 
-def made_up(path: Path, per_class: dict[str, int], classes: int = 4) -> Path:
-    """An image set as the benchmark reads it."""
+def write_image_set(path: Path, per_class: dict[str, int], classes: int = 4) -> Path:
+    """Write an image set in the benchmark's format."""
     tensors: dict[str, NDArray[Any]] = {}
     for split, count in per_class.items():
         labels = np.repeat(np.arange(classes), count)
@@ -96,7 +96,7 @@ def made_up(path: Path, per_class: dict[str, int], classes: int = 4) -> Path:
 
 
 def test_a_stream_cuts_all_classes_into_equal_tasks(tmp_path: Path) -> None:
-    images = ImageSet.load(made_up(tmp_path / "set.safetensors", {"train": 6, "test": 2}))
+    images = ImageSet.load(write_image_set(tmp_path / "set.safetensors", {"train": 6, "test": 2}))
     stream = Stream.make(images, 2, 3, None, seed=1)
     assert [len(task) for task in stream.tasks] == [2, 2]
     assert {name for task in stream.tasks for name in task} == set(images.classes)
@@ -108,12 +108,15 @@ def test_a_stream_cuts_all_classes_into_equal_tasks(tmp_path: Path) -> None:
         Stream.make(images, 3, None, None, seed=1)
 
 
-def test_a_run_reports_every_method_for_machines_and_for_people(
+def test_a_run_reports_every_method_as_json_markdown_and_plot(
     environment: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     environment.setenv("OPENWORLD_EPOCHS", "1")
     environment.setenv("OPENWORLD_MIN_STEPS", "2")
-    data, out = made_up(tmp_path / "noise.safetensors", {"train": 6, "test": 3}), tmp_path / "reports" / "noise.json"
+    data, out = (
+        write_image_set(tmp_path / "noise.safetensors", {"train": 6, "test": 3}),
+        tmp_path / "reports" / "noise.json",
+    )
     command = ["--data", data, "--tasks", 2, "--memory", 8, "--backbone", "tf_efficientnet_lite0", "--json", out]
     main([str(part) for part in [*command, "--threads", 1]])
     report = json.loads(out.read_text())
@@ -130,12 +133,14 @@ def test_a_run_reports_every_method_for_machines_and_for_people(
     table = out.with_suffix(".md").read_text()
     assert table == capsys.readouterr().out[: len(table)]
     rows = [line for line in table.splitlines() if line.startswith("| ")]
-    assert len(rows) == 2 + len(METHODS)  # a head, a rule and a row each
+    assert len(rows) == 2 + len(METHODS)  # header, rule and one row per method
     assert "![accuracy and AUC after each task](noise.png)" in table
     assert out.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_an_unknown_method_is_refused_with_those_there_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_method_is_refused_and_the_known_ones_are_listed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit):
         main(["--data", str(tmp_path / "x"), "--json", str(tmp_path / "y.json"), "--methods", "more,magic"])
     assert "unknown method magic; there are more, more-product" in capsys.readouterr().err

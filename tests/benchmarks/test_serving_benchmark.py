@@ -1,4 +1,4 @@
-"""The serving benchmark measures what it says: its parser, its load generator, its figures and its report."""
+"""The serving benchmark's parser, load generator, figures and report."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_measurement_survives_json() -> None:
     assert (measured.images_per_second, measured.p50_ms, measured.slowest_ms) == (2.0, 2.0, 3.0)
 
 
-def test_medians_keep_the_shape_and_leave_out_what_is_no_number() -> None:
+def test_medians_keep_the_nesting_and_drop_non_numbers() -> None:
     rounds = [{"a": 1, "b": {"c": 2.0, "d": "x"}}, {"a": 3, "b": {"c": 4.0, "d": "y"}}, {"a": 2, "b": {"c": 9.0}}]
     assert medians(rounds) == {"a": 2, "b": {"c": 4.0}}
 
@@ -66,7 +66,7 @@ def test_medians_keep_the_shape_and_leave_out_what_is_no_number() -> None:
 
 
 @given(st.lists(st.integers(0, len(STREAM)), max_size=8))
-def test_responses_are_the_same_however_the_bytes_are_cut(cuts: list[int]) -> None:
+def test_responses_do_not_depend_on_how_the_bytes_are_split(cuts: list[int]) -> None:
     places = [0, *sorted(cuts), len(STREAM)]
     reader = ResponseReader()
     pieces = [STREAM[a:b] for a, b in pairwise(places)]
@@ -74,7 +74,7 @@ def test_responses_are_the_same_however_the_bytes_are_cut(cuts: list[int]) -> No
     assert reader.end() is None
 
 
-def test_responses_come_out_byte_by_byte() -> None:
+def test_responses_are_parsed_byte_by_byte() -> None:
     reader = ResponseReader()
     assert [found for byte in STREAM for found in reader.feed(bytes([byte]))] == RESPONSES
 
@@ -86,7 +86,7 @@ def test_a_body_without_a_length_ends_with_the_connection() -> None:
     assert reader.end() == Response(200, b"all of it", True)
 
 
-def test_a_body_that_was_cut_short_is_no_response() -> None:
+def test_a_truncated_body_is_not_a_response() -> None:
     reader = ResponseReader()
     assert reader.feed(PLAIN[:-1]) == []
     assert reader.end() is None
@@ -102,7 +102,7 @@ def test_a_body_that_was_cut_short_is_no_response() -> None:
         b"x" * 2**17,
     ],
 )
-def test_what_is_no_response_is_refused(rubbish: bytes) -> None:
+def test_bytes_that_are_not_a_response_are_refused(rubbish: bytes) -> None:
     with pytest.raises(BadResponse):
         ResponseReader().feed(rubbish)
 
@@ -126,7 +126,7 @@ def test_requests_carry_the_image_and_their_length() -> None:
         (b'{"label": "pear", "novel": false}', "pear"),
     ],
 )
-def test_a_label_is_found_in_every_contenders_shape(body: bytes, label: str | None) -> None:
+def test_a_label_is_found_in_every_contenders_format(body: bytes, label: str | None) -> None:
     assert load.label_of(body) == label
 
 
@@ -135,7 +135,7 @@ def test_a_label_is_found_in_every_contenders_shape(body: bytes, label: str | No
 
 @asynccontextmanager
 async def local_server(answers: Sequence[bytes]) -> AsyncIterator[int]:
-    """Gives its answers in turn, whatever is asked; an empty one closes the connection instead."""
+    """Send the given responses in turn; an empty one closes the connection."""
     served = 0
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -176,7 +176,7 @@ def loaded(answers: Sequence[bytes], clients: int, seconds: float, warm: float =
     return asyncio.run(measure())
 
 
-def test_the_load_counts_what_was_answered_in_its_window() -> None:
+def test_the_load_counts_responses_inside_its_window() -> None:
     measured = loaded([answer("apple")], clients=4, seconds=1.0, warm=0.2)
     assert 0 < measured.images < measured.answered
     assert measured.images_per_second == pytest.approx(measured.images / 1.0)
@@ -184,7 +184,7 @@ def test_the_load_counts_what_was_answered_in_its_window() -> None:
     assert (measured.wrong, measured.errors) == (0, {})
 
 
-def test_the_load_notices_wrong_labels_errors_and_broken_connections() -> None:
+def test_the_load_counts_wrong_labels_errors_and_broken_connections() -> None:
     answers = [
         answer("apple"),
         answer("pear"),
@@ -197,7 +197,7 @@ def test_the_load_notices_wrong_labels_errors_and_broken_connections() -> None:
     assert measured.errors.keys() == {"503", "connection lost", "unreadable answer"}
 
 
-def test_the_load_ends_in_time_where_nobody_listens() -> None:
+def test_the_load_ends_in_time_without_a_server() -> None:
     measured = asyncio.run(load.run(free_port(), [b""], [None], 2, 0.0, 0.2))
     assert (measured.images, list(measured.errors)) == (0, ["no connection"])
 
@@ -218,7 +218,7 @@ def server_round(rate: float, p50: float, p99: float, others: float = 0.0, wrong
     return {"start_seconds": 1.0, "idle": idle, "saturated": saturated}
 
 
-def test_bars_are_judged_on_medians_of_rounds_that_belong_together() -> None:
+def test_bars_compare_medians_of_paired_rounds() -> None:
     rounds = {
         BARE: [loop_round(100, 5), loop_round(50, 9), loop_round(100, 5)],
         SERVICE: [server_round(95, 7, 40), server_round(47, 11, 80), server_round(20, 7, 40)],
@@ -266,7 +266,7 @@ def test_the_table_shows_every_contender_and_why_one_is_missing() -> None:
 # The rest
 
 
-def test_made_pictures_are_the_same_every_time_and_as_large_as_photographs() -> None:
+def test_generated_images_are_deterministic_and_as_large_as_photographs() -> None:
     data = make_image("moss", 1)
     assert data == make_image("moss", 1) != make_image("moss", 2)
     assert Image.open(io.BytesIO(data)).size == (WIDTH, HEIGHT)
