@@ -25,7 +25,6 @@ from service.inbox.group_pages import group_page
 from service.inbox.holdings import Holdings
 from service.inbox.likeness import unit
 from service.inbox.look import Look, look_at
-from service.inbox.rate import TokenBucket
 from service.inbox.reconcile import reconciled
 from service.inbox.records import (
     STATES,
@@ -39,6 +38,7 @@ from service.inbox.records import (
     Sighting,
 )
 from service.inbox.table import InboxTable
+from service.token_bucket import TokenBucket
 from service.wire.novelties import GroupOrder, NoveltyState
 from tasks.images.store import ImageStore
 
@@ -198,7 +198,7 @@ class Inbox:
         like = self._like(id, sighting, look, asked)
         if self._table is not None and like is not None:
             return self._fold(self._table, like, sighting, asked)
-        if not asked and not self._bucket.take():
+        if not asked and self._bucket.take() > 0:
             return Kept("dropped", reason="rate")
         table = self._table or self._open()
         self._expire()
