@@ -14,9 +14,8 @@ from models.inference.providers import gpu_present
 from models.inference.runtime import RuntimeCache
 from models.versions.store import VersionStore
 from service.errors import NoQueue
-from service.http.admission import Admission, RateLimiter
 from service.http.auth import Keyring
-from service.http.image_bodies import BodyLimits
+from service.http.limits import Admission, RateLimiter, RequestLimits
 from service.inbox import Inbox, InboxLimits, InboxWriter
 from service.inbox.thumbnails import Thumbnails
 from service.inference.active_version import ActiveVersion
@@ -51,7 +50,13 @@ class Container:
         self.admission = Admission(settings.queue_limit, settings.memory_limit, lambda: self.engine.seconds_per_image)
         self.metrics.in_flight.set_function(lambda: self.admission.images)
         self.rate_limiter = RateLimiter(settings.rate_limit, settings.max_images)
-        self.body_limits = BodyLimits(settings.max_body, settings.max_images, settings.max_image_bytes)
+        self.request_limits = RequestLimits(
+            body=settings.max_body,
+            images=settings.max_images,
+            image=settings.max_image_bytes,
+            timeout=settings.request_timeout,
+            max_timeout=settings.max_request_timeout,
+        )
         # Bounded by the admission in what can wait for it, and here in what it takes of the machine.
         self.decoders = ThreadPoolExecutor(settings.decode_threads, thread_name_prefix="decode")
         store = VersionStore(settings.data)

@@ -1,21 +1,26 @@
-"""What can go wrong between a request and its answer; `service/problems.py` alone turns it into HTTP.
+"""Errors of a request; `service/http/problems.py` turns them into HTTP responses.
 
 OpenWorldError
-└── ServiceError
-    ├── BadRequest            the request cannot be understood
-    │   ├── NoImages            it is well-formed, but holds no image
-    │   └── BodyTooLarge        more bytes or images than one request may have
-    ├── Unauthorized          no key, or one that nobody holds
-    ├── Forbidden             a key without the role
-    ├── NotFound              no such thing
-    ├── Busy                  come back later: each says when
-    │   ├── QueueIsFull         more images inside the server than it can answer in time
-    │   ├── RateLimited         this key sends more than it may
-    │   └── NotReady            nothing is loaded yet
-    ├── DeadlinePassed        the answer would come too late
-    ├── Abandoned             the client has gone
-    ├── VersionUnusable       a version that is there, but cannot be loaded
-    └── ImageInUse            versions or unfinished tasks need it
+├── ServiceError
+│   ├── BadRequest            the request is malformed
+│   │   ├── NoImages            it contains no image
+│   │   ├── BodyTooLarge        more bytes or images than one request may have
+│   │   ├── UnsupportedBody     not a content type of a batch
+│   │   └── InvalidName         not a name of a class
+│   ├── Unauthorized          no key, or an unknown one
+│   ├── Forbidden             the key lacks the role
+│   ├── NotFound              no such resource
+│   ├── RetryLater            try again after `retry_after` seconds
+│   │   ├── Overloaded          the server has as many images in progress as it admits
+│   │   ├── RateLimited         the key sends more images per second than it may
+│   │   ├── NotReady            no version is loaded
+│   │   └── NoQueue             the server runs without a task queue
+│   ├── DeadlinePassed        no answer before the request's deadline
+│   ├── ClientDisconnected    the client closed the connection
+│   ├── VersionUnusable       the version exists but cannot be loaded
+│   └── ImageInUse            versions or unfinished tasks depend on the image
+└── ImageError
+    └── BadBase64             the text of an image is not base64
 """
 
 from __future__ import annotations
@@ -24,79 +29,79 @@ from models.errors import ImageError, OpenWorldError
 
 
 class ServiceError(OpenWorldError):
-    """The root of what the server refuses."""
+    """Base class."""
 
 
 class BadRequest(ServiceError):
-    """The request cannot be understood."""
+    """The request is malformed."""
 
 
 class NoImages(BadRequest):
-    """It is well-formed, but holds no image."""
+    """The request contains no image."""
 
 
 class BodyTooLarge(BadRequest):
-    """More bytes or images than one request may have."""
+    """The request has more bytes or images than allowed."""
 
 
 class UnsupportedBody(BadRequest):
-    """Not one of the ways to send a batch."""
+    """A batch cannot be sent with this content type."""
 
 
 class InvalidName(BadRequest):
-    """A class cannot be called that."""
+    """A class cannot have this name."""
 
 
 class Unauthorized(ServiceError):
-    """No key, or one that nobody holds."""
+    """The request has no key, or an unknown one."""
 
 
 class Forbidden(ServiceError):
-    """A key without the role."""
+    """The key lacks the role."""
 
 
 class NotFound(ServiceError):
-    """There is no such thing."""
+    """There is no such resource."""
 
 
-class Busy(ServiceError):
-    """Come back in `retry_after` seconds."""
+class RetryLater(ServiceError):
+    """The client should try again after `retry_after` seconds."""
 
     def __init__(self, message: str, retry_after: float) -> None:
         super().__init__(message)
         self.retry_after = retry_after
 
 
-class QueueIsFull(Busy):
-    """More images inside the server than it can answer in time."""
+class Overloaded(RetryLater):
+    """The server has as many images in progress as it admits."""
 
 
-class RateLimited(Busy):
-    """This key sends more than it may."""
+class RateLimited(RetryLater):
+    """The key sends more images per second than it may."""
 
 
-class NotReady(Busy):
-    """Nothing is loaded yet."""
+class NotReady(RetryLater):
+    """No version is loaded."""
 
 
-class NoQueue(Busy):
-    """This server has no queue of tasks, or cannot reach it."""
+class NoQueue(RetryLater):
+    """The server runs without a task queue."""
 
 
 class DeadlinePassed(ServiceError):
-    """The answer would come too late."""
+    """There is no answer before the request's deadline."""
 
 
-class Abandoned(ServiceError):
-    """The client has gone, so nobody reads this."""
+class ClientDisconnected(ServiceError):
+    """The client closed the connection; the error is logged and counted only."""
 
 
 class VersionUnusable(ServiceError):
-    """A version that is there, but cannot be loaded."""
+    """The version exists but cannot be loaded."""
 
 
 class ImageInUse(ServiceError):
-    """Somebody needs this image: `dependents` says who, a line each."""
+    """Versions or unfinished tasks depend on the image; `dependents` names them, one per line."""
 
     def __init__(self, message: str, dependents: list[str]) -> None:
         super().__init__(message)
@@ -104,4 +109,4 @@ class ImageInUse(ServiceError):
 
 
 class BadBase64(ImageError):
-    """The text that stands for an image is not base64."""
+    """The text of an image is not base64."""

@@ -1,8 +1,4 @@
-"""Three ways to send images: raw bytes, a multipart form, base64 in JSON. All end as a list of bytes.
-
-Bytes are counted against the request's permit as they arrive, so that what is held in memory is bounded before it is
-held. What is wrong with one image of several (base64 that is none) takes its place in the list.
-"""
+"""The images of a request: raw bytes, a multipart form, or base64 in JSON."""
 
 from __future__ import annotations
 
@@ -10,115 +6,80 @@ import asyncio
 import base64
 import binascii
 import re
-from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
-from fastapi import Request
 from starlette.datastructures import UploadFile
-from starlette.requests import ClientDisconnect
+from starlette.requests import Request
 
 from models.errors import ImageError
-from service.errors import Abandoned, BadBase64, BadRequest, BodyTooLarge, NoImages
-from service.http.admission import Permit
-from service.http.forms import read_form
-from service.http.json_bodies import parse
+from service.errors import BadBase64, BadRequest, BodyTooLarge, NoImages
+from service.http.bodies import body_chunks, content_type, parse_json, read_form
+from service.http.limits import Permit, RequestLimits
 from service.wire.predictions import Base64Images
 
-FIELDS = {"images", "image"}
-LARGE = 2**18  # bytes of JSON that take long enough to parse to be worth a thread
-# Base64 has no comma, and pydantic reports every wrong entry: a body of `1,1,1,...` would cost 400 times its size.
-MORE_COMMAS = 1000
+ADVICE = "send fewer or smaller images"
+FORM_FIELDS = {"images", "image"}
+PARSE_IN_THREAD = 2**18  # bytes of JSON that would block the event loop for too long
+# Base64 contains no comma, and pydantic reports every wrong entry: a body of `1,1,1,...` would take 400 times its size.
+EXTRA_COMMAS = 1000
 _DATA_URL = re.compile(r"data:[^,]{0,200};base64,", re.ASCII)
 
-Sent = bytes | ImageError
+ReceivedImage = bytes | ImageError  # the error of an image whose base64 cannot be decoded
 
 
-@dataclass(frozen=True)
-class BodyLimits:
-    """What one request may hold."""
-
-    body: int
-    images: int
-    image: int
-
-
-async def read_images(request: Request, limits: BodyLimits, permit: Permit) -> Sequence[Sent]:
-    """The images of a request, at least one; the permit then holds as many."""
+async def read_images(request: Request, limits: RequestLimits, permit: Permit) -> Sequence[ReceivedImage]:
+    """The images of a request, at least one. Every byte and image is reserved in the permit."""
     if request.headers.get("content-encoding", "identity").lower() != "identity":
         raise BadRequest("a compressed body is not read: images are compressed already, send them as they are")
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    try:
-        if kind == "multipart/form-data":
-            images = await _multipart(request, limits, permit)
-        elif kind == "application/json":
-            images = await _json(await _body(request, limits.body, permit), limits)
+    kind = content_type(request)
+    images: Sequence[ReceivedImage]
+    if kind == "multipart/form-data":
+        images = await _read_form(request, limits, permit)
+    elif kind == "application/json":
+        body = await _read_body(request, limits.body, permit)
+        if len(body) > PARSE_IN_THREAD:
+            images = await asyncio.to_thread(_parse_base64, body, limits)
         else:
-            # Whatever it calls itself: the image reader looks at the bytes, and curl calls everything a form.
-            images = [await _body(request, min(limits.body, limits.image), permit)]
-    except ClientDisconnect as error:
-        raise Abandoned("the client went away while it sent the request") from error
+            images = _parse_base64(body, limits)
+    else:
+        # Any other type is one raw image: the decoder looks at the bytes, and curl declares a form by default.
+        images = [await _read_body(request, min(limits.body, limits.image), permit)]
     if not images:
         raise NoImages("no image was sent: add at least one")
-    permit.grow(images=len(images) - 1)  # one was counted at the door
+    permit.grow(images=len(images) - 1)  # the permit was entered with one image
     return images
 
 
-async def _chunks(request: Request, limit: int, permit: Permit) -> AsyncGenerator[bytes, None]:
-    announced = request.headers.get("content-length", "")
-    if announced.isdecimal() and int(announced) > limit:
-        raise _too_large(limit)
-    seen = 0
-    async for chunk in request.stream():
-        seen += len(chunk)
-        if seen > limit:
-            raise _too_large(limit)
-        permit.grow(size=len(chunk))
-        yield chunk
+async def _read_body(request: Request, limit: int, permit: Permit) -> bytes:
+    return b"".join([chunk async for chunk in body_chunks(request, limit, ADVICE, permit)])
 
 
-def _too_large(limit: int) -> BodyTooLarge:
-    return BodyTooLarge(f"the request has more than {limit} bytes: send fewer or smaller images")
-
-
-async def _body(request: Request, limit: int, permit: Permit) -> bytes:
-    return b"".join([chunk async for chunk in _chunks(request, limit, permit)])
-
-
-async def _multipart(request: Request, limits: BodyLimits, permit: Permit) -> list[Sent]:
-    chunks = _chunks(request, limits.body, permit)
+async def _read_form(request: Request, limits: RequestLimits, permit: Permit) -> list[ReceivedImage]:
+    chunks = body_chunks(request, limits.body, ADVICE, permit)
     form = await read_form(request, chunks, max_files=limits.images, in_memory=True)
-    images: list[Sent] = []
+    images: list[ReceivedImage] = []
     for name, value in form.multi_items():
         if not isinstance(value, UploadFile):
             raise BadRequest(f"the form field {name[:80]!r} is not a file: in curl, write -F images=@photo.jpg")
-        if name not in FIELDS:
+        if name not in FORM_FIELDS:
             raise BadRequest(f"the form field {name[:80]!r} is not known: call it `images`")
         images.append(value.file.read())  # in memory: does not block
     return images
 
 
-async def _json(body: bytes, limits: BodyLimits) -> list[Sent]:
-    if len(body) > LARGE:
-        return await asyncio.to_thread(_parse_json, body, limits)
-    return _parse_json(body, limits)
-
-
-def _parse_json(body: bytes, limits: BodyLimits) -> list[Sent]:
-    if body.count(b",") > 4 * limits.images + MORE_COMMAS:
-        raise _too_many(limits)
-    document = parse(Base64Images, body, '{"images": ["<base64>", ...]}')
+def _parse_base64(body: bytes, limits: RequestLimits) -> list[ReceivedImage]:
+    too_many = BodyTooLarge(f"a request may have {limits.images} images: send the rest in another request")
+    if body.count(b",") > 4 * limits.images + EXTRA_COMMAS:
+        raise too_many
+    document = parse_json(Base64Images, body, '{"images": ["<base64>", ...]}')
     if len(document.images) > limits.images:
-        raise _too_many(limits)
+        raise too_many
     return [_decode(text) for text in document.images]
 
 
-def _decode(text: str) -> Sent:
+def _decode(text: str) -> ReceivedImage:
     match = _DATA_URL.match(text)
     try:
         return base64.b64decode(text[match.end() :] if match else text, validate=True)
     except (binascii.Error, ValueError) as error:
         return BadBase64(f"not base64 ({error}): send the image's bytes as standard base64")
-
-
-def _too_many(limits: BodyLimits) -> BodyTooLarge:
-    return BodyTooLarge(f"a request may have {limits.images} images: send the rest in another one")

@@ -9,13 +9,13 @@ import secrets
 import time
 from collections.abc import Callable
 
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.errors import Abandoned, BodyTooLarge, Unauthorized
+from service.errors import ClientDisconnected, ServiceError, Unauthorized
 from service.http.auth import UNAUTHORIZED, Keyring
-from service.http.problems import INTERNAL, problem_of, respond
+from service.http.bodies import bounded_receive
+from service.http.problems import INTERNAL, on_openworld_error, problem_of, respond
 from service.inference.metrics import REJECTED, Metrics
 
 log = logging.getLogger("openworld.requests")
@@ -62,7 +62,7 @@ class RequestLog:
                 await send(message)
             except (OSError, RuntimeError) as error:  # the connection is closed; uvloop raises RuntimeError
                 log.debug("the response could not be sent: %s", error)
-                scope["error"], status = Abandoned("the client disconnected before the response"), 0
+                scope["error"], status = ClientDisconnected("the client disconnected before the response"), 0
 
         try:
             await self._app(scope, receive, send_logged)
@@ -117,33 +117,12 @@ class RequestGuard:
         if scope["method"] not in WITH_BODY or scope["path"] in READ_THEIR_BODY:
             await self._app(scope, receive, send)
             return
-        error: Unauthorized | BodyTooLarge | None = None
-        if scope["key"] is None:
-            error = Unauthorized(UNAUTHORIZED)
-        elif _announced(request) > MAX_BODY:
-            error = BodyTooLarge(f"the request has more than {MAX_BODY} bytes")
-        if error is not None:
-            scope["error"] = error
-            await respond(problem_of(error), request, error)(scope, receive, send)
-        else:
-            await self._app(scope, _bounded(receive), send)
-
-
-def _announced(request: Request) -> int:
-    length = request.headers.get("content-length", "")
-    return int(length) if length.isdecimal() else 0
-
-
-def _bounded(receive: Receive) -> Receive:
-    seen = 0
-
-    async def bounded() -> Message:
-        nonlocal seen
-        message = await receive()
-        seen += len(message.get("body", b""))
-        if seen > MAX_BODY:
-            # An HTTPException: the framework takes every other error in a body for a malformed one.
-            raise HTTPException(413, f"the request has more than {MAX_BODY} bytes")
-        return message
-
-    return bounded
+        try:
+            if scope["key"] is None:
+                raise Unauthorized(UNAUTHORIZED)
+            receive = bounded_receive(request, MAX_BODY, "send less")
+        except ServiceError as error:
+            response = await on_openworld_error(request, error)
+            await response(scope, receive, send)
+            return
+        await self._app(scope, receive, send)

@@ -32,12 +32,12 @@ TABLE: list[tuple[type[core.OpenWorldError], int, str, str]] = [
     (errors.Unauthorized, 401, "unauthorized", "A key is needed"),
     (errors.Forbidden, 403, "forbidden", "This key may not do that"),
     (errors.NotFound, 404, "not_found", "There is no such thing"),
-    (errors.QueueIsFull, 429, "queue_full", "The server has more to do than it can answer in time"),
+    (errors.Overloaded, 429, "queue_full", "The server has more to do than it can answer in time"),
     (errors.RateLimited, 429, "rate_limited", "This key sends more than it may"),
     (errors.NotReady, 503, "not_ready", "The server is not ready"),
     (errors.NoQueue, 503, "no_queue", "There is no queue of tasks here"),
     (errors.DeadlinePassed, 504, "deadline_passed", "The deadline has passed"),
-    (errors.Abandoned, 499, "abandoned", "The client has gone"),
+    (errors.ClientDisconnected, 499, "abandoned", "The client has gone"),
     (errors.VersionUnusable, 409, "version_unusable", "This version cannot be loaded"),
     (core.CorruptVersion, 409, "version_unusable", "This version cannot be loaded"),
     (errors.ImageInUse, 409, "image_in_use", "Others need this image"),
@@ -66,7 +66,7 @@ def problem_of(error: core.OpenWorldError) -> Problem:
 
 def respond(problem: Problem, request: Request, error: BaseException | None = None) -> JSONResponse:
     headers = {}
-    if isinstance(error, errors.Busy):
+    if isinstance(error, errors.RetryLater):
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after)))
     elif problem.status in (429, 503):
         headers["Retry-After"] = TRY_AGAIN
@@ -101,12 +101,14 @@ async def on_invalid(request: Request, error: Exception) -> JSONResponse:
     return respond(problem, request)
 
 
-_HTTP_CODES = {404: "not_found", 405: "method_not_allowed", 413: "body_too_large"}
+_HTTP_CODES = {404: "not_found", 405: "method_not_allowed"}
 
 
 async def on_http_error(request: Request, error: Exception) -> JSONResponse:
     """What the framework itself refuses: an unknown path, a wrong method, a form that is no form."""
     assert isinstance(error, HTTPException)
+    if isinstance(error.__cause__, core.OpenWorldError):  # FastAPI turns an error of `receive` into a 400
+        return await on_openworld_error(request, error.__cause__)
     code = _HTTP_CODES.get(error.status_code, "bad_request")
     title = str(error.detail)
     detail = f"{title}: see /docs"

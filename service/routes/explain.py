@@ -7,6 +7,7 @@ that the engine and the event loop have theirs for /predict.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Annotated, Any
 
 import numpy as np
@@ -21,7 +22,8 @@ from models.inference.rules import log_class_probabilities, log_coefficient
 from service.container import Container, ContainerDep
 from service.errors import DeadlinePassed
 from service.http.auth import PredictKey
-from service.http.image_bodies import BodyLimits, read_images
+from service.http.image_bodies import read_images
+from service.http.limits import finish_by
 from service.http.problems import documented
 from service.inference.servable import ServableModel
 from service.wire.predictions import ClassEvidence, Explanation, TaskEvidence
@@ -74,17 +76,14 @@ async def explain_image(
 ) -> Explanation:
     """Counts as one image towards the key's rate, and is not kept: it is no prediction."""
     explainer: Explainer = request.app.state.explainer
-    limits = BodyLimits(container.body_limits.body, 1, container.body_limits.image)
+    limits = replace(container.request_limits, images=1)
+    deadline = limits.deadline(None)
     with container.admission.enter() as permit:
-        try:
-            async with asyncio.timeout(container.settings.request_timeout):
-                (image,) = await read_images(request, limits, permit)
-        except TimeoutError as error:
-            raise DeadlinePassed("the image did not arrive in time: send a smaller one") from error
+        (image,) = await finish_by(deadline, read_images(request, limits, permit))
         if isinstance(image, ImageError):
             raise image
-        container.rate_limiter.take(key, 1)
-        served = await container.active_version.get(version)
+        container.rate_limiter.take(key.name, 1)
+        served = await finish_by(deadline, container.active_version.get(version))
         return await explainer.explain(container, served, image)
 
 

@@ -15,9 +15,9 @@ from models.errors import ImageError
 from models.inference.answer import Answer
 from models.inference.evidence import Array
 from service.container import Container, ContainerDep, get_container
-from service.errors import Abandoned, DeadlinePassed
 from service.http.auth import PredictKey, require_predict_key
-from service.http.image_bodies import Sent, read_images
+from service.http.image_bodies import ReceivedImage, read_images
+from service.http.limits import finish_by, finish_while_connected
 from service.http.middleware import new_id
 from service.http.problems import documented, problem_of
 from service.inbox import Sighting
@@ -66,21 +66,20 @@ async def predict(
     ] = None,
 ) -> Response:
     """One entry an image, in order. An image that cannot be read fails alone; when none can, the request fails."""
-    settings = container.settings
-    seconds = min(x_request_timeout or settings.request_timeout, settings.max_request_timeout)
-    deadline = time.monotonic() + seconds
+    started = time.monotonic()
+    deadline = container.request_limits.deadline(x_request_timeout)
     with container.admission.enter() as permit:
-        images = await _in_time(read_images(request, container.body_limits, permit), deadline)
-        container.metrics.stage_seconds.labels("read").observe(time.monotonic() + seconds - deadline)
-        container.rate_limiter.take(key, len(images))
-        served = await _in_time(container.active_version.get(version), deadline)
+        images = await finish_by(deadline, read_images(request, container.request_limits, permit))
+        container.metrics.stage_seconds.labels("read").observe(time.monotonic() - started)
+        container.rate_limiter.take(key.name, len(images))
+        served = await finish_by(deadline, container.active_version.get(version))
         work = _answer_all(container, served, images, key.name, deadline)
         try:
-            predictions = await _while_wanted(request, work, deadline)
+            predictions = await finish_while_connected(request, deadline, work)
         except ImageError:
             pulse_of(request).unreadable(len(images))
             raise
-    pulse_of(request).answered(predictions, time.monotonic() + seconds - deadline)
+    pulse_of(request).answered(predictions, time.monotonic() - started)
     request.scope.setdefault("log_fields", {}).update(images=len(images), version=served.version)
     return Response(
         Predictions.model_construct(predictions=predictions).model_dump_json(), media_type="application/json"
@@ -112,37 +111,8 @@ async def _plain(request: Request) -> Response:
     return await predict(request, await get_container(request), await require_predict_key(request))
 
 
-async def _in_time(work: Coroutine[Any, Any, T], deadline: float) -> T:
-    try:
-        async with asyncio.timeout(deadline - time.monotonic()):
-            return await work
-    except TimeoutError as error:
-        raise _too_late() from error
-
-
-async def _while_wanted(request: Request, work: Coroutine[Any, Any, T], deadline: float) -> T:
-    """The work's result, unless the deadline passes or the client goes away first: then it is given up."""
-    task = asyncio.create_task(work)
-    # The body has been read: all that can still come is that the client has gone.
-    gone = asyncio.ensure_future(request.receive())
-    try:
-        await asyncio.wait({task, gone}, timeout=deadline - time.monotonic(), return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            return task.result()
-        raise Abandoned("the client went away before its answer") if gone.done() else _too_late()
-    finally:
-        gone.cancel()
-        if not task.done():
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-
-
-def _too_late() -> DeadlinePassed:
-    return DeadlinePassed("no answer in time: send fewer images at once, or allow more with X-Request-Timeout")
-
-
 async def _answer_all(
-    container: Container, served: ServableModel, images: Sequence[Sent], client: str, deadline: float
+    container: Container, served: ServableModel, images: Sequence[ReceivedImage], client: str, deadline: float
 ) -> list[Prediction | Failure]:
     if len(images) == 1:
         results = [await _answer(container, served, images[0], client, deadline)]
@@ -186,7 +156,7 @@ def _failure(error: ImageError) -> Failure:
 
 
 async def _answer(
-    container: Container, served: ServableModel, image: Sent, client: str, deadline: float
+    container: Container, served: ServableModel, image: ReceivedImage, client: str, deadline: float
 ) -> Prediction | ImageError:
     metrics = container.metrics
     try:

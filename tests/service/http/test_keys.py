@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.errors import QueueIsFull, RateLimited
-from service.http.admission import BURST_SECONDS, SLOWEST_GUESS, Admission, Permit, RateLimiter
-from service.http.auth import ROLES, Key, Keyring, parse_keys
+from service.errors import Overloaded, RateLimited
+from service.http.auth import ROLES, Keyring, parse_keys
+from service.http.limits import BURST_SECONDS, MAX_RETRY_AFTER, Admission, Permit, RateLimiter
 from service.settings import ServiceSettings
 from tests.support.servers import RunningServer, known_image, learned_folder, running_server, wait_until
 
@@ -246,7 +246,7 @@ def test_without_keys_anybody_may_do_everything() -> None:
 
 # Rates
 
-ROBOT, OTHER = (Key(name, frozenset({"predict"}), name.encode()) for name in ("robot", "other"))
+ROBOT, OTHER = "robot", "other"
 
 
 def test_a_key_beyond_its_rate_is_sent_away_and_others_are_not(tmp_path: Path) -> None:
@@ -345,10 +345,10 @@ def test_a_permit_gives_back_what_it_took_whatever_happens() -> None:
 def test_who_finds_no_room_is_told_when_to_come_back_and_takes_nothing() -> None:
     admission = Admission(3, 1000, lambda: 0.5)  # two may come in, and one of them may turn out to be two
     with admission.enter() as first, admission.enter():
-        with pytest.raises(QueueIsFull) as found:
+        with pytest.raises(Overloaded) as found:
             admission.enter()
         assert found.value.retry_after == 1.0  # two images at half a second each
-        with pytest.raises(QueueIsFull):
+        with pytest.raises(Overloaded):
             first.grow(size=1001)
         assert (admission.images, admission.bytes) == (2, 0)
     assert (admission.images, admission.bytes) == (0, 0)
@@ -356,9 +356,9 @@ def test_who_finds_no_room_is_told_when_to_come_back_and_takes_nothing() -> None
 
 def test_nobody_is_sent_away_for_long_on_a_guess() -> None:
     admission = Admission(1, 1000, lambda: 3600.0)
-    with admission.enter(), pytest.raises(QueueIsFull) as found:
+    with admission.enter(), pytest.raises(Overloaded) as found:
         admission.enter()
-    assert found.value.retry_after == SLOWEST_GUESS
+    assert found.value.retry_after == MAX_RETRY_AFTER
 
 
 STEP = st.one_of(
@@ -382,7 +382,7 @@ def test_permits_leak_nothing(steps: list[tuple[str, int, int]]) -> None:
                 permit = inside.pop(number % len(inside))
                 for _ in range(2 if step == "leave twice" else 1):
                     permit.__exit__(None, None, None)
-        except QueueIsFull:
+        except Overloaded:
             pass
         assert len(inside) <= admission.images <= 8
         assert 0 <= admission.bytes <= 1000

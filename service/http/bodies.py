@@ -1,0 +1,101 @@
+"""Reading request bodies: content type, bounded stream, multipart form and JSON."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import TypeVar
+
+from pydantic import BaseModel, ValidationError
+from starlette.datastructures import FormData
+from starlette.formparsers import MultiPartException, MultiPartParser
+from starlette.requests import Request
+from starlette.types import Message, Receive
+
+from service.errors import BadRequest, BodyTooLarge, ClientDisconnected
+from service.http.limits import Permit
+
+M = TypeVar("M", bound=BaseModel)
+
+
+def content_type(request: Request) -> str:
+    """The media type of the body, in lower case and without parameters."""
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+def bounded_receive(request: Request, limit: int, advice: str) -> Receive:
+    """The request's `receive`, which raises BodyTooLarge after `limit` bytes. Raises now if Content-Length is more."""
+    announced, seen = request.headers.get("content-length", ""), 0
+    if announced.isdecimal() and int(announced) > limit:
+        raise _too_large(limit, advice)
+    receive = request.receive
+
+    async def bounded() -> Message:
+        nonlocal seen
+        message = await receive()
+        seen += len(message.get("body", b""))
+        if seen > limit:
+            raise _too_large(limit, advice)
+        return message
+
+    return bounded
+
+
+def _too_large(limit: int, advice: str) -> BodyTooLarge:
+    return BodyTooLarge(f"the body has more than {limit} bytes: {advice}")
+
+
+async def body_chunks(
+    request: Request, limit: int, advice: str, permit: Permit | None = None
+) -> AsyncGenerator[bytes, None]:
+    """The body as it arrives, at most `limit` bytes; the permit reserves every chunk before it is kept."""
+    receive = bounded_receive(request, limit, advice)
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnected("the client disconnected while it sent the body")
+        if chunk := message.get("body", b""):
+            if permit is not None:
+                permit.grow(size=len(chunk))
+            yield chunk
+        if not message.get("more_body", False):
+            return
+
+
+class _FormParser(MultiPartParser):
+    """Starlette's parser silently drops an unfinished last part. `complete` tells whether the final boundary came."""
+
+    complete = False
+
+    def on_end(self) -> None:
+        self.complete = True
+
+
+async def read_form(
+    request: Request, chunks: AsyncGenerator[bytes, None], *, max_files: int, in_memory: bool
+) -> FormData:
+    """Parse a multipart form. Unless `in_memory`, large files are on disk, and the caller must close the form."""
+    parser = _FormParser(request.headers, chunks, max_files=max_files, max_fields=max_files, max_part_size=1024)
+    if in_memory:
+        parser.spool_max_size = 2**40
+    try:
+        form = await parser.parse()
+    except MultiPartException as error:
+        if error.message.startswith("Too many files"):
+            raise BodyTooLarge(f"a form may have {max_files} files: send the rest in another request") from error
+        raise BadRequest(f"the multipart form cannot be read: {error.message}") from error
+    except (KeyError, ValueError, AssertionError) as error:  # no boundary, or a malformed header
+        raise BadRequest("the multipart form cannot be read: it has no boundary, or a part is malformed") from error
+    if not parser.complete:
+        await form.close()
+        raise BadRequest("the multipart form cannot be read: it is cut short, its final boundary is missing")
+    return form
+
+
+def parse_json(model: type[M], body: bytes, example: str) -> M:
+    """Parse a JSON body. Limit the number of entries before: pydantic reports each wrong one in hundreds of bytes."""
+    try:
+        return model.model_validate_json(body)
+    except ValidationError as error:
+        first = error.errors(include_input=False, include_url=False)[0]
+        where = ".".join(map(str, first["loc"])) or "the body"
+        raise BadRequest(f"the JSON cannot be read ({where}: {first['msg']}): send {example}") from error
