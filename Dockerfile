@@ -88,14 +88,14 @@ RUN --mount=type=cache,target=/root/.cache/pip \
     && pip install -r /opt/openworld/requirements.txt
 RUN --mount=type=cache,target=/root/.cache/pip --mount=type=bind,from=build,source=/build/wheels,target=/wheels \
     pip install "$(echo /wheels/*.whl)[train]" && pip check
-ENV OPENWORLD_TRAINER_HOST=0.0.0.0 \
-    OPENWORLD_TRAINER_PORT=8001 \
+ENV OPENWORLD_TRAIN_METRICS_HOST=0.0.0.0 \
+    OPENWORLD_TRAIN_METRICS_PORT=8001 \
     HF_HUB_DISABLE_TELEMETRY=1
 EXPOSE 8001
 USER 10001:10001
 HEALTHCHECK --interval=30s --timeout=10s --start-period=120s --retries=3 \
     CMD ["python", "-I", "-c", "import http.client, os, sys; \
-        trainer = http.client.HTTPConnection('127.0.0.1', int(os.environ['OPENWORLD_TRAINER_PORT']), timeout=9); \
+        trainer = http.client.HTTPConnection('127.0.0.1', int(os.environ['OPENWORLD_TRAIN_METRICS_PORT']), timeout=9); \
         trainer.request('GET', '/metrics'); \
         sys.exit(trainer.getresponse().status != 200)"]
 CMD ["train"]

@@ -125,7 +125,7 @@ def measure(seconds: float, data: Path | None, images: Path | None) -> dict[str,
                 (_overload, port, workload.images, TIMES * capacity, seconds), (_livez, port, seconds)
             )
             after = asyncio.run(run(port, *asked, clients=1, warm=1, seconds=4)).to_dict()
-    limit = ServiceSettings.model_fields["queue_limit"].default
+    limit = ServiceSettings.model_fields["images_in_flight"].default
     # Throughput under this load: the load generator uses the same cores.
     throughput = len(accepted) / seconds
     allowed_p99, p99 = limit / throughput, percentile(accepted, 0.99)

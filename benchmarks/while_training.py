@@ -57,7 +57,7 @@ async def _ask(port: int, requests: Sequence[bytes], until: Any) -> list[float]:
 
 @contextmanager
 def _up(data: Path, port: int, log: Path, **settings: str) -> Iterator[None]:
-    environment = {**os.environ, "OPENWORLD_TRAINER_PORT": "0", **settings}
+    environment = {**os.environ, "OPENWORLD_TRAIN_METRICS_PORT": "0", **settings}
     command = [sys.executable, "-m", "openworld", "up", "--data", str(data), "--port", str(port)]
     with log.open("ab") as file:
         process = subprocess.Popen(command, env=environment, stdout=file, stderr=file)

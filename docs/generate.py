@@ -1,65 +1,65 @@
-"""`make docs`: the table of settings, from the settings themselves. A test holds that the file is up to date."""
+"""`make docs`: write docs/settings.md from the settings classes. A test compares the file with them."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic.fields import FieldInfo
-from pydantic_settings import BaseSettings
 
-from service.settings import ServiceSettings
-from trainer.learning.settings import LearnerSettings
-from trainer.worker.settings import WorkerSettings
+from openworld.environment import COMMAND_LINE, SETTINGS
 
 TARGET = Path(__file__).with_name("settings.md")
-PROGRAMS: dict[str, tuple[str, type[BaseSettings]]] = {
-    "The server": ("`openworld serve`, and the server that `openworld up` starts.", ServiceSettings),
-    "The worker": ("`openworld train`, and the trainer that `openworld up` starts.", WorkerSettings),
-    "Learning": (
-        "`openworld learn` and the worker. Those that change what is learned are recorded in every version.",
-        LearnerSettings,
+GROUPS = {
+    "OPENWORLD_SERVE_": ("Server", "Read by `openworld serve`, and by the server that `openworld up` starts."),
+    "OPENWORLD_TRAIN_": (
+        "Training",
+        "Read by `openworld train` and `openworld learn`, and by the trainer that `openworld up` starts. Those that "
+        "change what is learned are recorded in every version.",
     ),
+    "OPENWORLD_UP_": ("Supervisor", "Read by `openworld up`."),
+    "OPENWORLD_": ("Shared", "Read by several commands."),
 }
-OTHERS = """\
-## The command line
+INTRODUCTION = """\
+# Settings
 
-| variable | meaning |
-| --- | --- |
-| `OPENWORLD_DATA` | the data folder, where `--data` is not given |
-| `OPENWORLD_URL` | the service that `teach`, `predict` and `demo` talk to (`http://127.0.0.1:8000`) |
-| `OPENWORLD_KEY` | the key that they send |
-| `OPENWORLD_REDIS_SERVER` | the Redis or Valkey server that `openworld up` starts, instead of the one in its wheel |
+Every setting is an environment variable. A command-line option takes precedence over its variable. An empty variable
+counts as unset.
+
+- **A wrong value or an unknown `OPENWORLD_*` name stops every command at the start**, with a message that names the
+  variable and the right name. Values are never printed.
+- In Kubernetes a Service named `openworld` sets `OPENWORLD_PORT` in every pod: set `enableServiceLinks: false`.
+
+`make docs` writes this page from the settings classes.
 """
 
 
 def settings_page() -> str:
     """The whole of docs/settings.md."""
-    parts = [
-        "# Settings\n",
-        "Every setting is an environment variable. An option of the command line, where there is one, goes before it. "
-        "A wrong value stops the program at the start, with a message that names the variable.\n\n"
-        "This page is made by `make docs` from the programs' own settings.\n",
-    ]
-    for title, (text, kind) in PROGRAMS.items():
-        rows = [_row(name, field) for name, field in kind.model_fields.items()]
-        parts.append(
-            f"## {title}\n\n{text}\n\n| variable | default | meaning |\n| --- | --- | --- |\n" + "\n".join(rows) + "\n"
-        )
-    return "\n".join([*parts, OTHERS])
+    rows: dict[str, str] = {}
+    for kind in SETTINGS:
+        rows |= {variable: _row(variable, kind.model_fields[name]) for name, variable in kind.variables().items()}
+    rows |= {variable: f"| `{variable}` | none | {meaning} |" for variable, meaning in COMMAND_LINE.items()}
+    tables: dict[str, list[str]] = {group: [] for group in sorted(GROUPS)}
+    for variable, row in rows.items():
+        tables[next(group for group in GROUPS if variable.startswith(group))].append(row)
+    return "\n".join([INTRODUCTION, *(_table(*GROUPS[group], rows) for group, rows in tables.items())])
 
 
-def _row(name: str, field: FieldInfo) -> str:
-    meaning = (field.description or name.replace("_", " ")).replace("|", "\\|")
-    choices = get_args(field.annotation) if "Literal" in str(get_origin(field.annotation)) else ()
-    if choices:
-        meaning += f" ({', '.join(map(str, choices))})"
-    return f"| `OPENWORLD_{name.upper()}` | {_default(field)} | {meaning} |"
+def _table(title: str, text: str, rows: list[str]) -> str:
+    return "\n".join([f"## {title}\n\n{text}\n", "| variable | default | meaning |", "| --- | --- | --- |", *rows, ""])
+
+
+def _row(variable: str, field: FieldInfo) -> str:
+    meaning = (field.description or "").replace("|", "\\|")
+    if get_origin(field.annotation) is Literal:
+        meaning += f" ({', '.join(get_args(field.annotation))})"
+    return f"| `{variable}` | {_default(field)} | {meaning} |"
 
 
 def _default(field: FieldInfo) -> str:
     if field.default_factory is not None:
-        return "half the cores" if "decode" in (field.description or "") else "the cores there are"
+        return "half the cores" if "decode" in (field.description or "") else "the number of cores"
     value: Any = field.default
     if value is None or value == ():
         return "none"

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from models.errors import OpenWorldError
 from openworld.commands import demo, learn, predict, serve, teach, train, up, versions
+from openworld.environment import check_environment
 from tasks.errors import BatchError
 
 FAILED, INTERRUPTED = 2, 130
@@ -29,8 +30,8 @@ a first round:
   openworld predict photo.jpg --data robot
   openworld versions --data robot
 
-Settings come from environment variables named OPENWORLD_<NAME>; an option, where there is one, goes before them.
-OPENWORLD_DATA stands in for --data.
+Settings are environment variables, listed in docs/settings.md; an option takes precedence over its variable.
+An OPENWORLD_* variable that is not a setting stops the program.
 """
 
 
@@ -70,6 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     named = arguments.data or os.environ.get("OPENWORLD_DATA")
     arguments.data_named, arguments.data = bool(named), Path(named or "data")
     try:
+        check_environment(os.environ)
         if arguments.data.exists() and not arguments.data.is_dir():
             raise OpenWorldError(f"--data {arguments.data} is a file: give a folder, or a name that is free")
         code: int = arguments.run(arguments)

@@ -12,22 +12,22 @@ from urllib.parse import urlsplit
 
 from models.errors import ImageError, OpenWorldError
 from models.inference.answer import Answer
+from openworld import environment
 
 if TYPE_CHECKING:
     from service.client import Client, Prediction
 
 URL = "http://127.0.0.1:8000"
-URL_SETTING, KEY_SETTING = "OPENWORLD_URL", "OPENWORLD_KEY"
 AT_ONCE = 16  # images a request: a share of what a service takes, so that others have theirs
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--url", metavar="URL", help=f"the service ({URL_SETTING}, else {URL})")
+    parser.add_argument("--url", metavar="URL", help=f"the service ({environment.URL}, else {URL})")
 
 
 def is_named(arguments: argparse.Namespace) -> bool:
     """Somebody said which service."""
-    return bool(arguments.url or os.environ.get(URL_SETTING))
+    return bool(arguments.url or os.environ.get(environment.URL))
 
 
 @contextmanager
@@ -38,12 +38,12 @@ def client(arguments: argparse.Namespace, timeout: float = 30.0) -> Iterator[Cli
         from service.client import Client, ClientError
     except ModuleNotFoundError as error:
         raise OpenWorldError(f"{error.name} is not installed: pip install 'openworld[client]'") from error
-    url = arguments.url or os.environ.get(URL_SETTING) or URL
+    url = arguments.url or os.environ.get(environment.URL) or URL
     if not url.startswith(("http://", "https://")):
         raise OpenWorldError(f"{url!r} is not an address of a service: write {URL}")
     _knock(url)
     try:
-        with Client(url, os.environ.get(KEY_SETTING) or None, timeout) as opened:
+        with Client(url, os.environ.get(environment.KEY) or None, timeout) as opened:
             yield opened
     except ClientError as error:
         raise OpenWorldError(str(error)) from error

@@ -41,18 +41,20 @@ class Container:
 
     def __init__(self, settings: ServiceSettings) -> None:
         self.settings = settings
-        self.metrics = Metrics(ScoreDrift(settings.drift_window, settings.drift_minimum))
+        self.metrics = Metrics(ScoreDrift(settings.drift_window, settings.drift_window // 10))
         self.keyring = Keyring(settings.keys)
         on_gpu = settings.device != "cpu" and gpu_present()
-        lanes = settings.lanes or (1 if on_gpu else settings.threads)
-        largest = settings.max_batch or (GPU_BATCH if on_gpu else CPU_BATCH)
+        lanes = settings.parallel_batches or (1 if on_gpu else settings.threads)
+        largest = settings.batch_size or (GPU_BATCH if on_gpu else CPU_BATCH)
         self.engine = Engine(largest, self.metrics, lanes)
-        self.admission = Admission(settings.queue_limit, settings.memory_limit, lambda: self.engine.seconds_per_image)
+        self.admission = Admission(
+            settings.images_in_flight, settings.body_memory, lambda: self.engine.seconds_per_image
+        )
         self.metrics.in_flight.set_function(lambda: self.admission.images)
-        self.rate_limiter = RateLimiter(settings.rate_limit, settings.max_images)
+        self.rate_limiter = RateLimiter(settings.rate_limit, settings.max_request_images)
         self.request_limits = RequestLimits(
-            body=settings.max_body,
-            images=settings.max_images,
+            body=settings.max_body_bytes,
+            images=settings.max_request_images,
             image=settings.max_image_bytes,
             timeout=settings.request_timeout,
             max_timeout=settings.max_request_timeout,
@@ -66,7 +68,6 @@ class Container:
             settings.image_limits,
             self.metrics,
             poll_seconds=settings.poll_seconds,
-            pinned=settings.pinned_versions,
             largest_batch=largest,
         )
         self.inbox = _open_inbox(settings) if settings.inbox else None
@@ -81,7 +82,7 @@ class Container:
         self.batches = asyncio.Semaphore(BATCHES)
         url = settings.redis_url
         self._redis = connect(url.get_secret_value()) if url is not None else None
-        self._queue = TaskQueue(self._redis, lease_seconds=settings.lease_seconds) if self._redis is not None else None
+        self._queue = TaskQueue(self._redis) if self._redis is not None else None
         self.draining = False
         self._listener: asyncio.Task[None] | None = None
 

@@ -6,10 +6,10 @@ import pytest
 # Settings that learn a task in seconds, on one thread.
 ENVIRONMENT = {
     "OPENWORLD_BACKBONE": "tf_efficientnet_lite0",
-    "OPENWORLD_EPOCHS": "3",
-    "OPENWORLD_FOLDS": "2",
+    "OPENWORLD_TRAIN_EPOCHS": "3",
+    "OPENWORLD_TRAIN_FOLDS": "2",
     "OPENWORLD_DEVICE": "cpu",
-    "OPENWORLD_THREADS": "1",
+    "OPENWORLD_TRAIN_THREADS": "1",
 }
 
 

@@ -143,7 +143,7 @@ def _checked_parent(store: VersionStore, batch: LabelledBatch, settings: Learner
     weights = settings.backbone_weights
     if weights is not None and not weights.is_file():
         raise BackboneError(f"no weights file at {weights}: check OPENWORLD_BACKBONE_WEIGHTS")
-    check_size(parent.manifest.classes if parent.manifest else [], batch.classes, settings.memory)
+    check_size(parent.manifest.classes if parent.manifest else [], batch.classes, settings.replay_size)
     needed = image_bytes + WORKING_SPACE
     if parent.manifest is not None:
         needed += 2 * sum(entry.size for entry in parent.manifest.files.values())

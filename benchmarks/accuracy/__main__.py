@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     images = ImageSet.load(args.data)
     stream = Stream.make(images, args.tasks, args.per_class, args.test_per_class, args.seed)
     settings = LearnerSettings(
-        memory=args.memory, seed=args.seed, adapted_blocks=args.adapted_blocks, threads=args.threads
+        replay_size=args.memory, seed=args.seed, adapted_blocks=args.adapted_blocks, threads=args.threads
     )
     configure_torch(settings)
     started = time.monotonic()

@@ -59,7 +59,8 @@ def run(
         chosen = {name: METHODS[name] for name in methods if METHODS[name].replay == replay}
         if not chosen:
             continue
-        own = settings.model_copy(update={"replay": replay, "back_update": settings.back_update and replay})
+        recipe = settings.recipe.model_copy(update={"replay": replay, "back_update": replay})
+        own = settings.model_copy(update={"recipe": recipe})
         started = time.monotonic()
         steps, capacity = _train(backbone, images, stream, own, chosen, listener)
         order = {name: c for c, name in enumerate(n for task in stream.tasks for n in sorted(task))}

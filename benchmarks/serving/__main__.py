@@ -89,7 +89,7 @@ def measure(args: argparse.Namespace, work: Path, console: Console) -> dict[str,
     rounds: dict[str, list[run.Figures]] = {BARE: [], **{contender.name: [] for contender, _ in chosen}}
     for number in range(args.rounds):
         plan.say(f"round {number + 1} of {args.rounds}: {BARE}")
-        rounds[BARE].append(run.bare(plan, settings.threads, settings.decode_threads, settings.max_batch or CPU_BATCH))
+        rounds[BARE].append(run.bare(plan, settings.threads, settings.decode_threads, settings.batch_size or CPU_BATCH))
         for contender, variant in list(chosen):
             plan.say(f"round {number + 1} of {args.rounds}: {contender.name}")
             try:

@@ -26,11 +26,11 @@ SERVED = ("CURRENT", "promotions.jsonl", "backbone.json", "backbone.safetensors"
 # Train quickly: serving speed depends on the number of tasks, not on what they learned.
 QUICK = {
     "OPENWORLD_BACKBONE": "tf_efficientnet_lite0",
-    "OPENWORLD_EPOCHS": "2",
-    "OPENWORLD_BACK_EPOCHS": "2",
-    "OPENWORLD_HOLD_OUT_FROM": "2",
-    "OPENWORLD_GATE_ACCURACY": "1",
-    "OPENWORLD_GATE_AUC": "1",
+    "OPENWORLD_TRAIN_EPOCHS": "2",
+    "OPENWORLD_TRAIN_BACK_EPOCHS": "2",
+    "OPENWORLD_TRAIN_HOLD_OUT_FROM": "2",
+    "OPENWORLD_TRAIN_GATE_ACCURACY": "1",
+    "OPENWORLD_TRAIN_GATE_AUC": "1",
 }
 
 

@@ -99,14 +99,14 @@ AUC = graph(
 FORGETTING = graph(
     "Forgetting",
     "Accuracy that the old tasks lost with the last version, on average. The gate refuses a version that loses more "
-    "than 15 points (OPENWORLD_GATE_ACCURACY).",
+    "than 15 points (OPENWORLD_TRAIN_GATE_ACCURACY).",
     Query("max(openworld_forgetting)", "lost"),
     unit="percentunit",
     thresholds=steps(0.05, 0.15),
 )
 CAPACITY = graph(
     "Capacity used",
-    "Share of the fullest adapter that tasks have taken. From 80 % on (OPENWORLD_GROW_WHEN_USED) the adapters grow, so "
+    "Share of the fullest adapter that tasks have taken. From 80 % on the adapters grow, so "
     "this never ends learning; it costs memory and time.",
     Query("max(openworld_capacity_used_ratio)", "used"),
     unit="percentunit",
@@ -123,7 +123,7 @@ NOVELTIES = graph(
 )
 BYTES = graph(
     "Bytes in the inbox",
-    "Of the images; at OPENWORLD_INBOX_BYTES (1 GiB) the least wanted leave.",
+    "Of the images; at OPENWORLD_SERVE_INBOX_BYTES (1 GiB) the least wanted leave.",
     Query("sum(openworld_novelties_bytes)", "images"),
     unit="bytes",
     width=8,

@@ -67,7 +67,8 @@ STAGES = graph(
 )
 BATCH = graph(
     "Batch size",
-    "Images computed at once. A batch is what queued while the engine was busy: near OPENWORLD_MAX_BATCH it always is.",
+    "Images computed at once. A batch is what queued while the engine was busy: near OPENWORLD_SERVE_BATCH_SIZE it "
+    "always is.",
     Query(
         "sum(rate(openworld_batch_size_sum[$__rate_interval]))"
         " / sum(rate(openworld_batch_size_count[$__rate_interval]))",
@@ -78,8 +79,8 @@ BATCH = graph(
 )
 INSIDE = graph(
     "Images inside",
-    "In flight: read, decoded, waiting or computed; at OPENWORLD_QUEUE_LIMIT (256) the server answers 429. Queue: "
-    "decoded and waiting.",
+    "In flight: read, decoded, waiting or computed; at OPENWORLD_SERVE_IMAGES_IN_FLIGHT (256) the server answers 429. "
+    "Queue: decoded and waiting.",
     Query("sum by (instance) (openworld_in_flight_images)", "in flight, {{instance}}"),
     Query("sum by (instance) (openworld_queue_depth)", "queue, {{instance}}"),
     unit="short",
@@ -152,7 +153,7 @@ DURATION = graph(
 )
 MEMORY = graph(
     "Memory",
-    "Resident, of each program. A server holds up to OPENWORLD_MEMORY_LIMIT of bodies beside its versions.",
+    "Resident, of each program. A server holds up to OPENWORLD_SERVE_BODY_MEMORY of bodies beside its versions.",
     Query('process_resident_memory_bytes{job=~"openworld-.*"}', "{{job}} {{instance}}"),
     unit="bytes",
 )

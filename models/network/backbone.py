@@ -54,7 +54,10 @@ def open_backbone(
     spec = recorded_backbone(folder)
     if spec is None:
         return _create(folder, name, weights, adapted_blocks, hub_seconds)
-    asked = {"OPENWORLD_BACKBONE": (name, spec.name), "OPENWORLD_ADAPTED_BLOCKS": (adapted_blocks, spec.adapted_blocks)}
+    asked = {
+        "OPENWORLD_BACKBONE": (name, spec.name),
+        "OPENWORLD_TRAIN_ADAPTED_BLOCKS": (adapted_blocks, spec.adapted_blocks),
+    }
     if weights is not None and weights.is_file():
         asked["OPENWORLD_BACKBONE_WEIGHTS"] = (sha256_file(weights), spec.weights_sha256)
     for setting, (wanted, recorded) in asked.items():
@@ -136,7 +139,7 @@ class _TransformerTrunk(nn.Module):
 def _cut_transformer(spec: BackboneSpec, model: Any) -> Backbone:
     total, adapted = len(model.blocks), spec.adapted_blocks
     if not 1 <= adapted <= total:
-        raise BackboneError(f"OPENWORLD_ADAPTED_BLOCKS is {adapted}, but {spec.name} has blocks 1 to {total}")
+        raise BackboneError(f"OPENWORLD_TRAIN_ADAPTED_BLOCKS is {adapted}, but {spec.name} has blocks 1 to {total}")
     plain = model.num_prefix_tokens == 1 and model.global_pool == "token"
     if model.cls_token is None or not plain or model.no_embed_class or model.dynamic_img_size:
         raise BackboneError(f"{spec.name} is not a ViT with one CLS token as its feature; take one like {'deit_*'!r}")

@@ -10,14 +10,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
-from pydantic import ValidationError
 from pydantic.fields import FieldInfo
-from pydantic_settings import SettingsError
 
 from models.errors import OpenWorldError
 from models.versions.manifest import Manifest
 from models.versions.store import VersionStore
 from openworld import tables
+from openworld.options import settings_from
 from openworld.progress import Display
 from tasks.batch.sources import open_batch
 from trainer.learning.settings import LearnerSettings
@@ -32,7 +31,7 @@ examples:
 
 Interrupted or killed, the same command goes on from the last finished epoch. A batch that was learned already is not
 learned again. Exit code 3: the new version forgets too much, was rejected, and is kept beside the versions.
-Every setting, also those without an option, is read from OPENWORLD_<NAME>.
+Settings without an option are environment variables: docs/settings.md.
 """
 REJECTED = 3
 EXTRA = ("torch", "torchvision", "timm", "onnx", "onnxscript")
@@ -45,9 +44,9 @@ OPTIONS = {
     "--bottleneck": "bottleneck",
     "--epochs": "epochs",
     "--learning-rate": "learning_rate",
-    "--batch": "batch",
+    "--batch": "batch_size",
     "--views": "views",
-    "--memory": "memory",
+    "--memory": "replay_size",
     "--rule": "rule",
     "--accept": "accept",
     "--gate-accuracy": "gate_accuracy",
@@ -75,13 +74,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _help(field: FieldInfo, name: str) -> str:
     told = field.default is not None and not field.is_required() and field.default_factory is None
     default = f"default {field.default}; " if told else ""
-    text = f"{field.description or name.replace('_', ' ')} ({default}OPENWORLD_{name.upper()})"
+    text = f"{field.description or name.replace('_', ' ')} ({default}{LearnerSettings.variables()[name]})"
     return text.replace("%", "%%")
 
 
 def run(arguments: argparse.Namespace) -> int:
     _require_extra()
-    settings = read_settings(arguments)
+    given = {name: getattr(arguments, name) for name in OPTIONS.values()}
+    settings = settings_from(LearnerSettings, given, {name: option for option, name in OPTIONS.items()})
     store = VersionStore(arguments.data)
     parent = store.current_manifest()
     with (
@@ -119,22 +119,6 @@ def _require_extra() -> None:
     missing = [name for name in EXTRA if find_spec(name) is None]
     if missing:
         raise OpenWorldError(f"learning needs {', '.join(missing)}: pip install 'openworld[train]'")
-
-
-def read_settings(arguments: argparse.Namespace) -> LearnerSettings:
-    """The settings of the environment, with the options given on top."""
-    options = {name: option for option, name in OPTIONS.items() if getattr(arguments, name) is not None}
-    try:
-        return LearnerSettings(**{name: getattr(arguments, name) for name in options})
-    except ValidationError as error:
-        lines = []
-        for problem in error.errors():
-            name = str(problem["loc"][0])
-            source = options.get(name) or f"OPENWORLD_{name.upper()}"
-            lines.append(f"{source} is {problem['input']!r}: {problem['msg'][0].lower()}{problem['msg'][1:]}")
-        raise OpenWorldError("\n".join(lines)) from error
-    except SettingsError as error:
-        raise OpenWorldError(f"a setting in the environment cannot be read: {error}") from error
 
 
 def _result(state: str, manifest: Manifest, folder: Path) -> dict[str, Any]:

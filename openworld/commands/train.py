@@ -22,7 +22,7 @@ examples:
   OPENWORLD_REDIS_URL=redis://127.0.0.1:6379 openworld train --data robot
 
 Ctrl-C or SIGTERM: the task at hand goes back to the queue at the end of its epoch, and whoever takes it next goes on
-from there. A second one: at once. Metrics are on OPENWORLD_TRAINER_PORT (8001).
+from there. A second one: at once. Metrics are on OPENWORLD_TRAIN_METRICS_PORT (8001).
 """
 
 
@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
     if settings.redis_url is None:
         raise OpenWorldError("where is the queue? Set OPENWORLD_REDIS_URL, or start everything with: openworld up")
     logs.set_up(settings.log_level, settings.log_format)
-    os.nice(settings.trainer_nice)  # before torch, whose loading alone takes the cores for seconds
+    os.nice(settings.nice)  # before torch, whose loading alone takes the cores for seconds
     # Here and not above: the other commands do not need it.
     from prometheus_client import start_http_server
 
@@ -48,13 +48,13 @@ def run(arguments: argparse.Namespace) -> int:
 
     client = connect(settings.redis_url.get_secret_value())
     metrics = WorkerMetrics()
-    if settings.trainer_port:
+    if settings.metrics_port:
         try:
-            start_http_server(settings.trainer_port, settings.trainer_host, metrics.registry)
+            start_http_server(settings.metrics_port, settings.metrics_host, metrics.registry)
         except OSError as error:
             raise OpenWorldError(
-                f"the trainer's metrics cannot be on port {settings.trainer_port} ({error.strerror}): "
-                "choose another with OPENWORLD_TRAINER_PORT, or none with 0"
+                f"the trainer's metrics cannot be on port {settings.metrics_port} ({error.strerror}): "
+                "choose another with OPENWORLD_TRAIN_METRICS_PORT, or none with 0"
             ) from error
     queue = TaskQueue(client, lease_seconds=settings.lease_seconds, max_attempts=settings.max_attempts)
     name = f"{socket.gethostname()}-{os.getpid()}"

@@ -38,7 +38,7 @@ examples:
   OPENWORLD_REDIS_URL=redis://10.0.0.7:6379 openworld up    with a Redis of your own
 
 Ctrl-C stops it; started again with the same folder, it goes on where it was. A part that ends by itself is started
-again. Every setting of `serve` and `train` is read from OPENWORLD_<NAME> and passed on to them.
+again. The settings of `serve` and `train` are environment variables: docs/settings.md.
 """
 
 EXTRA = ("fastapi", "uvicorn", "redis", "prometheus_client", *learn.EXTRA)
@@ -70,7 +70,9 @@ def run(arguments: argparse.Namespace) -> int:
         lock = stack.enter_context(only_one(serving.data))
         # A free one is chosen here, so that a server that is started again is where it was.
         port = free_port(serving.host, serving.port, "choose another with --host and --port")
-        free_port(working.trainer_host, working.trainer_port, "choose another with OPENWORLD_TRAINER_PORT, 0 for none")
+        free_port(
+            working.metrics_host, working.metrics_port, "choose another with OPENWORLD_TRAIN_METRICS_PORT, 0 for none"
+        )
         serving = serving.model_copy(update={"port": port})
         redis = None if serving.redis_url else stack.enter_context(RedisServer(serving.data / "redis"))
         return asyncio.run(_supervisor(serving, working, redis, lock).run())
@@ -102,12 +104,12 @@ def _supervisor(serving: ServiceSettings, working: WorkerSettings, redis: RedisS
         ready=ready,
         pass_fds=[lock],
     )
-    # The trainer leaves a core to the server; and it stands back by itself, see OPENWORLD_TRAINER_NICE.
-    threads = os.environ.get("OPENWORLD_THREADS") or str(max(1, (os.cpu_count() or 1) - 1))
+    # The trainer leaves a core to the server; and it stands back by itself, see OPENWORLD_TRAIN_NICE.
+    threads = os.environ.get("OPENWORLD_TRAIN_THREADS") or str(max(1, (os.cpu_count() or 1) - 1))
     trainer = ChildProcess(
         "trainer",
         [*openworld, "train", *data],
-        {**environment, "OPENWORLD_THREADS": threads},
+        {**environment, "OPENWORLD_TRAIN_THREADS": threads},
         lambda line: stream.write("trainer", line),
         pass_fds=[lock],
     )

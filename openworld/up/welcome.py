@@ -57,8 +57,8 @@ def welcome(serving: ServiceSettings, working: WorkerSettings, version: int) -> 
     server = address(serving.host, serving.port)
     key = "-H 'Authorization: Bearer <key>' " if serving.keys else ""
     metrics = f"{server}/metrics"
-    if working.trainer_port:
-        metrics += f", and of the trainer {address(working.trainer_host, working.trainer_port)}/metrics"
+    if working.metrics_port:
+        metrics += f", and of the trainer {address(working.metrics_host, working.metrics_port)}/metrics"
     rows = {
         "console": server,
         "API": f"{server}/docs",

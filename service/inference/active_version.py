@@ -59,7 +59,7 @@ class ActiveVersion:
         metrics: Metrics,
         *,
         poll_seconds: float,
-        pinned: int,
+        pinned: int = 2,
         largest_batch: int,
     ) -> None:
         self.store = store

@@ -45,8 +45,8 @@ _PICTURE: dict[str, Any] = {"content": {"image/jpeg": {}, "image/png": {}, "imag
 def inbox_of(container: Container) -> Inbox:
     if container.inbox is None:
         raise NotFound(
-            "this server keeps no novel images: OPENWORLD_INBOX turns it off, or another server of this data folder "
-            "has the inbox"
+            "this server keeps no novel images: OPENWORLD_SERVE_INBOX turns it off, or another server of this data "
+            "folder has the inbox"
         )
     return container.inbox
 
@@ -125,7 +125,7 @@ async def keep(container: ContainerDep, key: LabelKey, body: WrongPredictions) -
     if not found:
         raise NotFound(
             "this server has none of these predictions any more: only the last ones are kept, by the server that "
-            "answered (OPENWORLD_RECENT_BYTES)"
+            "answered (OPENWORLD_SERVE_RECENT_BYTES)"
         )
     kept = await asyncio.to_thread(_keep, inbox, found)
     had = {one.prediction_id for one in found}

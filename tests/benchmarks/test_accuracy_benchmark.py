@@ -111,8 +111,7 @@ def test_a_stream_cuts_all_classes_into_equal_tasks(tmp_path: Path) -> None:
 def test_a_run_reports_every_method_as_json_markdown_and_plot(
     environment: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    environment.setenv("OPENWORLD_EPOCHS", "1")
-    environment.setenv("OPENWORLD_MIN_STEPS", "2")
+    environment.setenv("OPENWORLD_TRAIN_EPOCHS", "1")
     data, out = (
         write_image_set(tmp_path / "noise.safetensors", {"train": 6, "test": 3}),
         tmp_path / "reports" / "noise.json",
@@ -129,7 +128,7 @@ def test_a_run_reports_every_method_as_json_markdown_and_plot(
     assert report["backbone"]["name"] == "tf_efficientnet_lite0"
     assert report["settings"]["epochs"] == 1
     assert report["test_images"] == 12
-    assert "OPENWORLD_MIN_STEPS=2" in report["command"]
+    assert "OPENWORLD_TRAIN_EPOCHS=1" in report["command"]
     table = out.with_suffix(".md").read_text()
     assert table == capsys.readouterr().out[: len(table)]
     rows = [line for line in table.splitlines() if line.startswith("| ")]

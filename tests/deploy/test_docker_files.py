@@ -30,15 +30,14 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from openworld import remote
 from openworld.cli import parser
-from openworld.up.embedded_redis import BINARY_SETTING, find_binary
+from openworld.environment import KNOWN
+from openworld.up.embedded_redis import find_binary
 from service.settings import ServiceSettings
 from tasks.queue.connection import connect
 from tests.support.paths import ROOT
 from tests.support.servers import wait_until
-from trainer.learning.settings import LearnerSettings
-from trainer.worker.settings import WorkerSettings
+from tests.support.settings import variables
 
 COMPOSE, GPU = ROOT / "docker-compose.yml", ROOT / "docker-compose.gpu.yml"
 ENV_EXAMPLE, DOCKERIGNORE = ROOT / ".env.example", ROOT / ".dockerignore"
@@ -173,7 +172,7 @@ def test_an_image_starts_its_program_itself_and_is_checked_and_stopped(target: s
     assert stage.last("CMD").exec_form[0] == command
     assert stage.last("HEALTHCHECK").exec_form[0] == "python"
     assert stage.last("STOPSIGNAL").value == "SIGTERM"
-    listening = "OPENWORLD_PORT" if target == "server" else "OPENWORLD_TRAINER_PORT"
+    listening = "OPENWORLD_PORT" if target == "server" else "OPENWORLD_TRAIN_METRICS_PORT"
     assert stage.last("EXPOSE").value == stage.environment[listening]
 
 
@@ -305,13 +304,10 @@ def test_the_example_says_what_is_needed_and_is_refused_as_it_is(monkeypatch: py
 
 
 def test_every_setting_that_is_named_is_one() -> None:
-    fields = {*ServiceSettings.model_fields, *WorkerSettings.model_fields, *LearnerSettings.model_fields}
-    known = {f"OPENWORLD_{field.upper()}" for field in fields}
-    known |= {remote.URL_SETTING, remote.KEY_SETTING, BINARY_SETTING}
     for file in (ROOT / "Dockerfile", COMPOSE, GPU, ENV_EXAMPLE, ROOT / "docs" / "deploy.md"):
         named = set(re.findall(r"OPENWORLD_[A-Z_]+", file.read_text()))
         assert named, file
-        assert named <= known, file
+        assert named <= KNOWN, file
 
 
 def test_settings_that_the_example_offers_are_passed_on() -> None:
@@ -378,7 +374,7 @@ class Container:
         self._stage, self._log, self.home = STAGES[target], log, log.with_name("home")
         self.home.mkdir()
         scripts = os.pathsep.join([sysconfig.get_path("scripts"), str(Path(sys.executable).parent), os.environ["PATH"]])
-        given = {f"OPENWORLD_{name.upper()}": str(value) for name, value in settings.items()}
+        given = variables(**settings)
         # A proxy that nobody answers at: the health check must not ask it.
         proxy = {"http_proxy": "http://127.0.0.1:9", "no_proxy": ""}
         # Nobody guesses that this is CI: some libraries then behave better than they do elsewhere.
@@ -456,7 +452,7 @@ def test_the_trainer_image_s_command_is_healthy_while_it_runs_and_only_then(tmp_
     pytest.importorskip("torch")
     (tmp_path / "data").mkdir()
     with redis_of_compose(tmp_path / "redis") as url:
-        image = Container("trainer", tmp_path / "log", data=tmp_path / "data", trainer_port=free_port(), redis_url=url)
+        image = Container("trainer", tmp_path / "log", data=tmp_path / "data", metrics_port=free_port(), redis_url=url)
         assert image.health() == 1
         with image.running() as process:
             image.becomes_healthy(process, 120)

@@ -136,7 +136,7 @@ class Day:
 def day(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Day]:
     root = tmp_path_factory.mktemp("monitoring")
     port = free_port("127.0.0.1", 0, "")
-    with loop(root, trainer_port=str(port), drift_minimum="20", threads="1") as running:
+    with loop(root, metrics_port=str(port), drift_window="200", threads="1") as running:
         running.settings["SLOW"] = (
             "0.3"  # seconds that every step of learning takes longer, to be seen while it goes on
         )

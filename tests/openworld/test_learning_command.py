@@ -215,7 +215,7 @@ def test_an_image_that_was_learned_under_another_label_is_refused(first: Path, t
 def test_a_second_task_follows_the_rule_that_it_is_given(
     data: Path, batches: SimpleNamespace, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("OPENWORLD_ADAPTED_BLOCKS", "")  # empty is as good as unset
+    monkeypatch.setenv("OPENWORLD_TRAIN_ADAPTED_BLOCKS", "")  # empty is as good as unset
     code, _, err = run("learn", batches.second, "--data", data, "--rule", "paper", "--gate-auc", "1")
     assert code == 0, err
     store = VersionStore(data)
@@ -323,11 +323,11 @@ def test_an_unknown_backbone_does_not_make_a_data_folder(batches: SimpleNamespac
 def test_an_invalid_setting_is_named_by_its_option_or_its_variable(
     batches: SimpleNamespace, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("OPENWORLD_MEMORY", "many")
+    monkeypatch.setenv("OPENWORLD_TRAIN_REPLAY_SIZE", "many")
     code, _, err = run("learn", batches.first, "--data", tmp_path / "data", "--epochs", "0")
     assert code == 2
-    assert "--epochs is '0': input should be greater than or equal to 1" in err
-    assert "OPENWORLD_MEMORY is 'many'" in err
+    assert "--epochs: input should be greater than or equal to 1" in err
+    assert "OPENWORLD_TRAIN_REPLAY_SIZE: input should be a valid integer" in err
     assert "Traceback" not in err
     assert not (tmp_path / "data").exists()
 

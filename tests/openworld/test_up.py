@@ -24,15 +24,15 @@ from openworld.up.embedded_redis import RedisServer
 from tasks.queue.connection import connect
 from tests.support.paths import ROOT
 from tests.support.servers import known_image, learned_folder, novel_image, wait_until
+from tests.support.settings import clean_environment, variables
 
 PARTS = ("serve", "train", "redis")
 
 
 def environment(**settings: object) -> dict[str, str]:
-    plain = {name: value for name, value in os.environ.items() if not name.startswith("OPENWORLD_")}
-    ours = {"trainer_port": 0, "drain_seconds": 0.1, "threads": 1} | settings
+    ours = variables(**{"metrics_port": 0, "drain_seconds": 0.1, "threads": 1, **settings})
     # The tests run in a checkout that need not be the one that is installed.
-    return plain | {"PYTHONPATH": str(ROOT)} | {f"OPENWORLD_{name.upper()}": str(ours[name]) for name in ours}
+    return clean_environment() | {"PYTHONPATH": str(ROOT)} | ours
 
 
 def command(data: str | Path, port: int = 0) -> list[str]:
@@ -217,7 +217,7 @@ def test_a_redis_of_ones_own_is_used_and_left_running(tmp_path: Path) -> None:
         assert not (tmp_path / "robot" / "redis").exists()
 
 
-@pytest.mark.parametrize(("setting", "remedy"), [("port", "--port"), ("trainer_port", "OPENWORLD_TRAINER_PORT")])
+@pytest.mark.parametrize(("setting", "remedy"), [("port", "--port"), ("metrics_port", "OPENWORLD_TRAIN_METRICS_PORT")])
 def test_a_port_in_use_is_told_before_anything_starts(tmp_path: Path, setting: str, remedy: str) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -236,5 +236,5 @@ def test_what_only_a_part_can_know_to_be_wrong_stops_all_with_its_message(tmp_pa
 
 
 def test_a_wrong_setting_of_the_trainer_is_told_at_once(tmp_path: Path) -> None:
-    assert refused(tmp_path, epochs=0).startswith("error: OPENWORLD_EPOCHS: ")
+    assert refused(tmp_path, epochs=0).startswith("error: OPENWORLD_TRAIN_EPOCHS: ")
     assert not list(tmp_path.iterdir())

@@ -18,7 +18,7 @@ from typing import Any
 from tests.support.bad_images import JPEG, MIB, PNG, WEBP, all_images
 
 # Small limits keep "too large" cheap; the timeout is long because the machine may be busy.
-LIMITS = {"max_body": 4 * MIB, "max_image_bytes": MIB, "max_images": 64, "request_timeout": 60}
+LIMITS = {"max_body_bytes": 4 * MIB, "max_image_bytes": MIB, "max_request_images": 64, "request_timeout": 60}
 FORM = "multipart/form-data; boundary=frontier"
 JSON = "application/json"
 

@@ -25,6 +25,7 @@ from tasks.images.store import ImageStore
 from tasks.queue.connection import connect
 from tasks.queue.queue import TaskQueue
 from tests.support.servers import IMAGES, address_of, learned_folder, wait_until
+from tests.support.settings import clean_environment, learner_settings, variables
 
 LEASE = 1.0
 ENDED = ("published", "rejected", "failed", "cancelled")
@@ -51,16 +52,16 @@ class Loop:
 
     def start(self, program: str, fault: str = "", victim: int = 0) -> subprocess.Popen[bytes]:
         log = self.data.parent / f"{program}-{len(self.processes)}.log"
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("OPENWORLD_")}
+        environment = clean_environment()
         environment |= {
             "OPENWORLD_REDIS_URL": self.redis.url,
             "OPENWORLD_LOG_FORMAT": "json",
             "OPENWORLD_PORT": "0",
-            "OPENWORLD_TRAINER_PORT": "0",
-            "OPENWORLD_TRAINER_NICE": "0",
-            "OPENWORLD_LEASE_SECONDS": str(LEASE),
-            "OPENWORLD_POLL_SECONDS": "0.2",
-            "OPENWORLD_DRAIN_SECONDS": "0",
+            "OPENWORLD_TRAIN_METRICS_PORT": "0",
+            "OPENWORLD_TRAIN_NICE": "0",
+            "OPENWORLD_TRAIN_LEASE_SECONDS": str(LEASE),
+            "OPENWORLD_SERVE_POLL_SECONDS": "0.2",
+            "OPENWORLD_SERVE_DRAIN_SECONDS": "0",
             "FAULT": fault,
             "FAULT_PID": str(victim),
             **self.settings,
@@ -124,7 +125,7 @@ def loop(root: Path, **settings: str) -> Iterator[Loop]:
     """Redis and a data folder with three versions. The test starts server and trainer."""
     data = learned_folder(root / "robot")
     with RedisServer(data / "redis") as redis:
-        running = Loop(data, redis, {f"OPENWORLD_{name.upper()}": value for name, value in settings.items()})
+        running = Loop(data, redis, variables(**settings))
         try:
             yield running
         finally:
@@ -173,13 +174,19 @@ def _arm_server() -> None:
 
 
 def _arm_trainer() -> None:
+    from openworld.commands import train
+    from openworld.options import settings_from
     from tests.support.tiny_model import TINY_SETTINGS, tiny_backbone
     from trainer import publish as publishing
     from trainer.learning.progress import Event
+    from trainer.learning.settings import LearnerSettings
     from trainer.worker import worker
 
-    for name, value in TINY_SETTINGS.items():
-        os.environ.setdefault(f"OPENWORLD_{name.upper()}", str(value))
+    given = {name for name, variable in LearnerSettings.variables().items() if variable in os.environ}
+    chosen = {name: value for name, value in TINY_SETTINGS.items() if name not in given}
+    train.settings_from = lambda kind, given: (  # type: ignore[assignment]
+        learner_settings(**chosen) if kind is LearnerSettings else settings_from(kind, given)
+    )
     publishing.open_backbone = lambda *arguments: tiny_backbone()  # type: ignore[assignment]
     publishing.VersionStore = lambda root: VersionStore(root, on_step=_at)  # type: ignore[assignment, misc]
     work, heard = worker.Worker.work, worker._Watch.heard

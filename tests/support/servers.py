@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -23,6 +22,7 @@ import httpx2 as httpx
 from models.versions.store import VersionStore
 from tasks.images.store import ImageStore
 from tests.support.manifests import manifest_of
+from tests.support.settings import clean_environment, variables
 from tests.support.tiny_model import TinyImages, class_tasks, learn_tasks, tiny_backbone, tiny_settings
 from trainer.learning.learner import Learner
 from trainer.learning.tokens import Tokens
@@ -123,12 +123,11 @@ def wait_until(condition: Callable[[], object], seconds: float = 20) -> None:
 
 @contextmanager
 def running_server(data: Path, log: Path | None = None, **settings: object) -> Iterator[RunningServer]:
-    """A server on a free port. `settings` are OPENWORLD_ variables in lower case."""
+    """A server on a free port. `settings` are fields of ServiceSettings."""
     log = log or data.parent / f"{data.name}.serve.log"
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("OPENWORLD_")}
-    environment |= {f"OPENWORLD_{name.upper()}": str(value) for name, value in settings.items()}
+    environment = clean_environment() | variables(**settings)
     environment |= {"OPENWORLD_LOG_FORMAT": "json", "OPENWORLD_PORT": "0"}
-    environment.setdefault("OPENWORLD_DRAIN_SECONDS", "0.1")
+    environment.setdefault("OPENWORLD_SERVE_DRAIN_SECONDS", "0.1")
     with log.open("wb") as file:
         command = [sys.executable, "-m", "openworld", "serve", "--data", str(data)]
         process = subprocess.Popen(command, stderr=file, stdout=file, env=environment)

@@ -18,6 +18,7 @@ from models.inference.model import Adapters, Head, Model, SharedAdapters, TaskMo
 from models.network.adapted_blocks import AdaptedBlock, AdaptedBlocks, Attention
 from models.network.backbone import Backbone
 from models.versions.backbone_spec import BackboneSpec
+from tests.support.settings import learner_settings
 from trainer.learning.checkpoint import Checkpoint
 from trainer.learning.learner import Learned, Learner
 from trainer.learning.memory import Samples
@@ -33,9 +34,9 @@ TOKENS = 5  # CLS and four patches
 TINY_SETTINGS: dict[str, Any] = {
     "bottleneck": 6,
     "epochs": 2,
-    "batch": 4,
+    "batch_size": 4,
     "min_steps": 3,
-    "memory": 12,
+    "replay_size": 12,
     "back_epochs": 2,
     "hold_out_from": 2,  # hold images out instead of cross-fitting: one training per task, not four
     "device": "cpu",
@@ -101,11 +102,11 @@ class TinyImages:
 
 
 def tiny_settings(**settings: Any) -> LearnerSettings:
-    return LearnerSettings(**{**TINY_SETTINGS, **settings})
+    return learner_settings(**{**TINY_SETTINGS, **settings})
 
 
 def tiny_learner(blocks: int = 1, noise: float = 20.0, **settings: Any) -> Learner:
-    """A learner on the tiny backbone; `settings` are those of LearnerSettings."""
+    """A learner on the tiny backbone; `settings` are those of LearnerSettings and its recipe."""
     chosen, backbone = tiny_settings(**settings), tiny_backbone(blocks)
     return Learner(backbone, Tokens(backbone, TinyImages(noise).read, chosen.seed), chosen)
 

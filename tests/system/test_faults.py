@@ -110,7 +110,7 @@ def test_a_trainer_that_lost_its_lease_cannot_publish(tmp_path: Path) -> None:
 
 def test_twenty_batches_at_once_become_eighteen_versions_in_order(tmp_path: Path) -> None:
     """Two of the batches are identical, and one cannot be learned."""
-    with loop(tmp_path, memory="200") as running:
+    with loop(tmp_path, replay_size="200") as running:
         running.start("serve")
         first = [f"kind {number}" for number in range(18)]
         ids = [running.submit(batch(name, f"{name} too"), key=name).json()["id"] for name in first]

@@ -35,7 +35,7 @@ SLOW = slow_image(0)
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     data = learned_folder(tmp_path_factory.mktemp("overload") / "robot")
-    with running_server(data, queue_limit=8, max_images=8, decode_threads=1, inbox="false") as running:
+    with running_server(data, images_in_flight=8, max_request_images=8, decode_threads=1, inbox="false") as running:
         yield running
 
 
@@ -106,7 +106,7 @@ def test_the_work_of_a_disconnected_client_is_dropped(server: RunningServer) -> 
 
 
 def test_bodies_over_the_memory_limit_are_refused(tmp_path: Path) -> None:
-    with running_server(learned_folder(tmp_path / "robot"), memory_limit=6 * 2**20, inbox="false") as server:
+    with running_server(learned_folder(tmp_path / "robot"), body_memory=6 * 2**20, inbox="false") as server:
         statuses, _, _ = asyncio.run(burst(server.url, clients=8, seconds=1))
         assert statuses[200]
         assert statuses[429]

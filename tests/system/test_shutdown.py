@@ -43,7 +43,7 @@ def test_sigterm_under_load_answers_every_accepted_request(tmp_path: Path) -> No
                 if response.status_code == 200:
                     assert len(response.json()["predictions"]) == 40
 
-    with running_server(learned_folder(tmp_path / "robot"), drain_seconds=0.5, queue_limit=2000) as server:
+    with running_server(learned_folder(tmp_path / "robot"), drain_seconds=0.5, images_in_flight=2000) as server:
         threads = [threading.Thread(target=client) for _ in range(CLIENTS)]
         for thread in threads:
             thread.start()

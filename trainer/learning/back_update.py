@@ -38,10 +38,11 @@ def back_update(
     own, own_labels = own[np.concatenate(chosen)], own_labels[np.concatenate(chosen)]
     weight = torch.tensor(head.weight, requires_grad=True)
     bias = torch.tensor(head.bias, requires_grad=True)
-    optimiser = torch.optim.SGD([weight, bias], lr=settings.back_learning_rate, momentum=settings.momentum)
+    recipe = settings.recipe
+    optimiser = torch.optim.SGD([weight, bias], lr=recipe.back_learning_rate, momentum=recipe.momentum)
     features = np.concatenate([own, others])
     labels = np.concatenate([own_labels, np.full(len(others), len(head.bias) - 1)])
-    half, larger = settings.back_batch // 2, max(len(own), len(others))
+    half, larger = recipe.back_batch // 2, max(len(own), len(others))
     for _ in range(settings.back_epochs):
         mine, theirs = _cycle(len(own), larger, rng), _cycle(len(others), larger, rng) + len(own)
         drawn = gaussians.sample(own_labels[mine], rng).astype(np.float32)
@@ -49,7 +50,7 @@ def back_update(
             part = slice(start, start + half)
             index = np.concatenate([mine[part], theirs[part]])
             batch = features[index]
-            replaced = int(settings.back_drawn * len(mine[part]))
+            replaced = int(recipe.back_drawn * len(mine[part]))
             batch[:replaced] = drawn[part][:replaced]
             logits = F.linear(torch.from_numpy(batch), weight, bias)
             loss = F.cross_entropy(logits, torch.from_numpy(labels[index]))

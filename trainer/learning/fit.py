@@ -63,7 +63,7 @@ def new_shared(backbone: Backbone, settings: LearnerSettings) -> SharedAdapters:
 
 def grow(shared: SharedAdapters, settings: LearnerSettings) -> SharedAdapters:
     """More bottleneck units where a layer is nearly full; the old ones keep their place."""
-    if shared.used_ratio < settings.grow_when_used:
+    if shared.used_ratio < settings.recipe.grow_when_used:
         return shared
     a, b, d = shared.adapters.w1.shape
     more, rng = settings.bottleneck, random_stream(settings.seed, "adapters", b)
@@ -94,7 +94,7 @@ def work(data: TaskData, settings: LearnerSettings) -> int:
 
 def _passes(images: int, settings: LearnerSettings) -> int:
     """How often an epoch goes over the images, so that s has enough steps to climb."""
-    return max(1, -(-settings.min_steps * min(settings.batch, images) // max(images, 1)))
+    return max(1, -(-settings.recipe.min_steps * min(settings.batch_size, images) // max(images, 1)))
 
 
 class _Network:
@@ -124,8 +124,11 @@ class _Network:
         # Decay draws toward zero, which is right for weights and wrong for masks and for the gains of norms.
         decayed = [value for key, value in self.parameters.items() if key in ("w1", "w2", "head_w")]
         others = [value for key, value in self.parameters.items() if key not in ("w1", "w2", "head_w")]
-        groups: list[dict[str, Any]] = [{"params": decayed, "weight_decay": settings.weight_decay}, {"params": others}]
-        self.optimiser = torch.optim.SGD(groups, lr=settings.learning_rate, momentum=settings.momentum)
+        groups: list[dict[str, Any]] = [
+            {"params": decayed, "weight_decay": settings.recipe.weight_decay},
+            {"params": others},
+        ]
+        self.optimiser = torch.optim.SGD(groups, lr=settings.learning_rate, momentum=settings.recipe.momentum)
 
     @property
     def tensors(self) -> TaskTensors:
@@ -212,7 +215,7 @@ def _epoch(
     rng: np.random.Generator,
 ) -> float:
     """Pass over the new images, each batch with as many replayed ones as `ood`: Eq. ood_obj and Eq. hat_reg."""
-    batch, passes = min(settings.batch, len(data.keys)), _passes(len(data.keys), settings)
+    batch, passes = min(settings.batch_size, len(data.keys)), _passes(len(data.keys), settings)
     order, losses = np.concatenate([rng.permutation(len(data.keys)) for _ in range(passes)]), []
     starts = range(0, len(order), batch)
     for step, start in enumerate(starts):
@@ -228,7 +231,7 @@ def _epoch(
         z = backbone.blocks(tokens.get(keys, views), network.tensors, masks)
         logits = F.linear(z, network.parameters["head_w"], network.parameters["head_b"])
         loss = F.cross_entropy(logits, torch.tensor(labels, device=z.device))
-        loss = loss + settings.sparsity * hat.sparsity(list(masks), [network.used1, network.used2])
+        loss = loss + settings.recipe.sparsity * hat.sparsity(list(masks), [network.used1, network.used2])
         network.step(loss, s)
         losses.append(float(loss.detach()))
     return float(np.mean(losses))

@@ -93,6 +93,6 @@ def _reasons(reports: Sequence[TaskReport], settings: LearnerSettings) -> list[s
         if old - new > margin:
             reasons.append(
                 f"old tasks' {what} fell from {old:.3f} to {new:.3f}, more than {margin:g} "
-                f"(OPENWORLD_GATE_{what.upper()} sets the margin)"
+                f"(OPENWORLD_TRAIN_GATE_{what.upper()} sets the margin)"
             )
     return reasons

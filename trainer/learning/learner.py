@@ -59,7 +59,7 @@ class Learner:
         self, parent: Model, samples: Samples, images: Images, checkpoint: Checkpoint, progress: Progress
     ) -> Learned:
         """Learn the batch on top of the parent, which is not changed."""
-        check_size(samples.memory, images, self.settings.memory)  # now, not after the training
+        check_size(samples.memory, images, self.settings.replay_size)  # now, not after the training
         fresh_images = unseen(images, samples)
         known, new = (
             {name: keys for name, keys in fresh_images.items() if (name in parent.classes) == is_known}
@@ -72,7 +72,7 @@ class Learner:
         self._plan(parent, samples, images, new, progress)
         model, held_out = parent, list(samples.held_out)
         replay = [key for keys in samples.memory.values() for key in keys]
-        extension, more = split(known, self.settings.hold_out, rng) if known else ({}, [])
+        extension, more = split(known, self.settings.recipe.hold_out, rng) if known else ({}, [])
         # A class extended by a single image learns from it rather than judging by it.
         lonely = {name for name, keys in extension.items() if not keys}
         extension = {name: known[name] if name in lonely else keys for name, keys in extension.items()}
@@ -85,9 +85,9 @@ class Learner:
             fresh, more, model = self._new_task(model, new, replay, rng, checkpoint, progress)
             held_out += more
             fresh_head = model.tasks[-1].head
-        if self.settings.back_update:
+        if self.settings.recipe.back_update:
             model = self._back_update(parent, model, samples, extension, fresh, rng, progress)
-        memory = remember(samples.memory, {**extension, **fresh}, self.settings.memory, rng)
+        memory = remember(samples.memory, {**extension, **fresh}, self.settings.replay_size, rng)
         kept = Samples(memory, bounded(held_out, rng), merged(samples.seen, fresh_images))
         model, verdict = self._calibrate(parent, model, kept, progress)
         return Learned(model, kept, verdict, fresh_head)
@@ -103,7 +103,7 @@ class Learner:
         progress.plan(total + len(everything) * passes)
         if new:
             arriving = [key for names in new.values() for key in names]
-            data = TaskData(arriving, [], len(new), replay if self.settings.replay else [])
+            data = TaskData(arriving, [], len(new), replay if self.settings.recipe.replay else [])
             progress.plan(work(data, self.settings))
             if self._cross_fits(new):
                 folds = self.settings.folds
@@ -135,12 +135,12 @@ class Learner:
         shared = grow(parent.shared, self.settings)
         crossing = self._cross_fits(new)
         train, held_out = (
-            ({n: list(k) for n, k in new.items()}, []) if crossing else split(new, self.settings.hold_out, rng)
+            ({n: list(k) for n, k in new.items()}, []) if crossing else split(new, self.settings.recipe.hold_out, rng)
         )
         classes = tuple(new)
         keys = [key for name in classes for key in train[name]]
         labels = np.repeat(np.arange(len(classes)), [len(train[name]) for name in classes]).astype(np.int64)
-        data = TaskData(keys, labels.tolist(), len(classes), replay if self.settings.replay else [])
+        data = TaskData(keys, labels.tolist(), len(classes), replay if self.settings.recipe.replay else [])
 
         name = f"task {len(parent.tasks) + 1}"
 
@@ -209,7 +209,7 @@ class Learner:
         """Every earlier head after a new task; after known classes only, the heads that they belong to."""
         arrived = [key for keys in fresh.values() for key in keys]
         memory: Images = merged(samples.memory, extension)
-        quota = max(1, self.settings.memory // max(1, len(memory)))
+        quota = max(1, self.settings.replay_size // max(1, len(memory)))
         size = sum(len(keys) or quota for keys in memory.values())
         chosen = [arrived[i] for i in rng.permutation(len(arrived))[:size]]
         heads: dict[int, Head] = {}

@@ -132,7 +132,7 @@ def check_size(memory: Collection[str], new: Collection[str], size: int) -> None
     """Every class needs at least one image in the memory."""
     count = len({*memory, *new})
     if count > size:
-        raise BatchError([f"{count} classes do not fit a memory of {size} images: raise OPENWORLD_MEMORY"])
+        raise BatchError([f"{count} classes do not fit a memory of {size} images: raise OPENWORLD_TRAIN_REPLAY_SIZE"])
 
 
 def folds(labels: Sequence[int], count: int, rng: np.random.Generator) -> np.ndarray[Any, np.dtype[np.int64]]:

@@ -208,7 +208,7 @@ def test_a_folder_is_opened_again_as_it_was_made(folder: Path, deit_file: Path) 
     ("asked", "setting"),
     [
         ({"name": "deit_small_patch16_224"}, "OPENWORLD_BACKBONE asks for deit_small_patch16_224"),
-        ({"adapted_blocks": 3}, "OPENWORLD_ADAPTED_BLOCKS asks for 3"),
+        ({"adapted_blocks": 3}, "OPENWORLD_TRAIN_ADAPTED_BLOCKS asks for 3"),
     ],
 )
 def test_another_backbone_than_the_recorded_one_is_refused(folder: Path, asked: dict[str, Any], setting: str) -> None:
@@ -278,7 +278,7 @@ def test_the_preprocessing_is_the_models_own_and_travels_with_it(folder: Path, t
 @pytest.mark.parametrize("blocks", [13, 100])
 def test_more_adapted_blocks_than_there_are_is_refused(deit_file: Path, tmp_path: Path, blocks: int) -> None:
     message = refused(tmp_path, DEIT, deit_file, blocks)
-    assert f"OPENWORLD_ADAPTED_BLOCKS is {blocks}, but {DEIT} has blocks 1 to 12" in message
+    assert f"OPENWORLD_TRAIN_ADAPTED_BLOCKS is {blocks}, but {DEIT} has blocks 1 to 12" in message
 
 
 @pytest.mark.parametrize("name", ["deit_tiny_distilled_patch16_224", "vit_tiny_r_s16_p8_224"])

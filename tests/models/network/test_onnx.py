@@ -43,11 +43,11 @@ from models.network.export import export
 from models.versions.store import VersionStore
 from tests.support.manifests import manifest_of
 from tests.support.paths import DEIT_WEIGHTS, ROOT, SHARED, requires_shared
+from tests.support.settings import learner_settings
 from trainer.learning.checkpoint import Checkpoint
 from trainer.learning.learner import Learner
 from trainer.learning.memory import Samples
 from trainer.learning.progress import Progress
-from trainer.learning.settings import LearnerSettings
 from trainer.learning.tokens import Tokens
 
 Floats = NDArray[np.float32]
@@ -163,7 +163,9 @@ Tasks = Sequence[Mapping[str, Sequence[str]]]
 
 
 def learn(backbone: Backbone, tasks: Tasks, read: Callable[[str], bytes], epochs: int = 3) -> Model:
-    settings = LearnerSettings(epochs=epochs, bottleneck=16, hold_out_from=2, hold_out=0.3, memory=16, back_epochs=2)
+    settings = learner_settings(
+        epochs=epochs, bottleneck=16, hold_out_from=2, hold_out=0.3, replay_size=16, back_epochs=2
+    )
     learner = Learner(backbone, Tokens(backbone, read), settings)
     model, samples = learner.empty(), Samples()
     for task in tasks:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -16,10 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.errors import Overloaded, RateLimited
-from service.http.auth import ROLES, Keyring, parse_keys
+from service.http.auth import Keyring
 from service.http.limits import BURST_SECONDS, MAX_RETRY_AFTER, Admission, Permit, RateLimiter
+from service.keys import ROLES, parse_keys
 from service.settings import ServiceSettings
 from tests.support.servers import RunningServer, known_image, learned_folder, running_server, wait_until
+from tests.support.settings import clean_environment, variables
 
 SECRETS = {
     "predict": "pppppppp-secret-of-a-robot",
@@ -161,8 +162,7 @@ def test_nobody_hears_a_secret(server: RunningServer) -> None:
 
 
 def start(**settings: str) -> subprocess.CompletedProcess[str]:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("OPENWORLD_")}
-    environment |= {f"OPENWORLD_{name.upper()}": value for name, value in settings.items()} | {"OPENWORLD_PORT": "0"}
+    environment = clean_environment() | variables(**settings, port=0)
     command = [sys.executable, "-m", "openworld", "serve", "--data", "/nonexistent/robot"]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
 
@@ -251,7 +251,7 @@ ROBOT, OTHER = "robot", "other"
 
 def test_a_key_beyond_its_rate_is_sent_away_and_others_are_not(tmp_path: Path) -> None:
     keys = f"fast:predict:{SECRETS['predict']},slow:predict:{WRONG}"
-    settings = {"rate_limit": 0.5, "max_images": 3, "threads": 1, "inbox": "false"}
+    settings = {"rate_limit": 0.5, "max_request_images": 3, "threads": 1, "inbox": "false"}
     with running_server(learned_folder(tmp_path / "robot"), keys=keys, **settings) as server:
         fast, slow = ({"X-API-Key": secret} for secret in (SECRETS["predict"], WRONG))
         image = known_image("class 0")

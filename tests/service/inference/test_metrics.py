@@ -258,7 +258,7 @@ def test_a_version_that_cannot_be_loaded_is_counted_by_its_damage(tmp_path: Path
 
 
 def test_rejected_requests_are_counted_by_reason(tmp_path: Path) -> None:
-    settings = {"queue_limit": 1, "max_images": 1, "threads": 1, "inbox": "false"}
+    settings = {"images_in_flight": 1, "max_request_images": 1, "threads": 1, "inbox": "false"}
     with running_server(learned_folder(tmp_path / "robot"), **settings) as server:
         host, _, port = server.url.removeprefix("http://").rpartition(":")
 

@@ -35,7 +35,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(data: Path) -> Iterator[RunningServer]:
-    with running_server(data, threads=1, max_pixels=100_000, max_image_bytes=100_000) as running:
+    with running_server(data, threads=1, max_image_pixels=100_000, max_image_bytes=100_000) as running:
         yield running
 
 

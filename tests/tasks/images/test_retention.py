@@ -219,7 +219,7 @@ def learn_on(learner: Learner, parent: Learned, samples: Samples, images: dict[s
     return learner.learn(parent.model, samples, images, Checkpoint(None), silent_progress())
 
 
-BIG = {"memory": 40, "epochs": 8, "back_epochs": 10}
+BIG = {"replay_size": 40, "epochs": 8, "back_epochs": 10}
 
 
 @pytest.mark.parametrize("lost", [["class 0"], ["class 0", "class 1"], ["class 0", "class 1", "class 2", "class 3"]])
@@ -246,7 +246,7 @@ def test_a_class_whose_images_are_all_deleted_is_still_recognised_after_the_next
 
 
 def test_a_head_does_not_unlearn_a_class_whose_images_are_all_deleted() -> None:
-    learner = tiny_learner(memory=40, epochs=8, back_epochs=60, noise=60)
+    learner = tiny_learner(replay_size=40, epochs=8, back_epochs=60, noise=60)
     first, second = class_tasks([2, 2], images=20)
     parent = learn_tasks(learner, [first])[0]
     gone = set(parent.samples.seen["class 0"])

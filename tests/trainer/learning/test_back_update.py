@@ -177,7 +177,7 @@ def nearest(rows: Array, among: Array) -> float:
 
 def test_every_earlier_head_is_updated_on_its_own_tasks_features() -> None:
     """The research code takes the first task's features for every head."""
-    learner = tiny_learner(memory=9)
+    learner = tiny_learner(replay_size=9)
     parent = learn_tasks(learner, class_tasks([2, 1]))[-1]
     calls: list[tuple[Head, Gaussians, Array, NDArray[np.int64], Array]] = []
 
@@ -217,7 +217,7 @@ def test_a_class_extended_by_very_many_images_does_not_swallow_its_sibling(memor
     right: list[list[float]] = []
     for seed in range(3):
         chosen = {"epochs": 8, "learning_rate": 0.1, "sparsity": 0.1, "back_epochs": 10, "seed": seed}
-        learner, source = tiny_learner(memory=memory, noise=120.0, **chosen), TinyImages(120.0)
+        learner, source = tiny_learner(replay_size=memory, noise=120.0, **chosen), TinyImages(120.0)
         parent = learn_tasks(learner, class_tasks([2], images=3))[0]
         assert {name: len(keys) for name, keys in parent.samples.memory.items()} == {"class 0": 2, "class 1": 2}
         more = source.batch(["class 0"], count=60, start=100)

@@ -76,7 +76,7 @@ def test_the_gate_rejects_a_loss_of_accuracy_beyond_the_margin_and_says_how_much
     accepted, (reason,) = judged(wrong=4, margin=0.15)
     assert not accepted
     assert "accuracy fell from 1.000 to 0.800, more than 0.15" in reason
-    assert "OPENWORLD_GATE_ACCURACY" in reason
+    assert "OPENWORLD_TRAIN_GATE_ACCURACY" in reason
 
 
 @quick
@@ -103,7 +103,7 @@ def test_the_gate_rejects_a_loss_of_auc_even_when_accuracy_stays() -> None:
     assert [r.accuracy_after for r in verdict.tasks[:2]] == [1, 1]
     (reason,) = verdict.reasons
     assert "AUC fell from 1.000 to 0.750, more than 0.1" in reason
-    assert "OPENWORLD_GATE_AUC" in reason
+    assert "OPENWORLD_TRAIN_GATE_AUC" in reason
     assert judge(PARENT, CHILD, *auc_case(mixed=2), settings).accepted
 
 

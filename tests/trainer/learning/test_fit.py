@@ -60,7 +60,7 @@ def counted(images: int, replayed: int = 0, **chosen: Any) -> tuple[Counted, Tas
 
 @pytest.mark.parametrize("images", [3, 4, 10, 79, 80, 81])
 def test_a_small_task_has_enough_steps_for_the_masks_to_harden(images: int) -> None:
-    done, _, _ = counted(images, epochs=2, batch=4, min_steps=20)
+    done, _, _ = counted(images, epochs=2, batch_size=4, min_steps=20)
     assert len(done.temperatures) % 2 == 0
     steps = len(done.temperatures) // 2
     assert steps >= 20
@@ -71,7 +71,7 @@ def test_a_small_task_has_enough_steps_for_the_masks_to_harden(images: int) -> N
 
 
 def test_a_large_task_is_passed_over_once_an_epoch() -> None:
-    done, _, _ = counted(90, batch=4, min_steps=20)
+    done, _, _ = counted(90, batch_size=4, min_steps=20)
     assert (done.images, len(done.temperatures)) == (90, 23)
 
 
@@ -80,5 +80,5 @@ def test_a_large_task_is_passed_over_once_an_epoch() -> None:
 def test_the_planned_work_is_the_images_that_pass(
     images: int, batch: int, min_steps: int, replayed: int, epochs: int
 ) -> None:
-    done, data, chosen = counted(images, replayed, batch=batch, min_steps=min_steps, epochs=epochs)
+    done, data, chosen = counted(images, replayed, batch_size=batch, min_steps=min_steps, epochs=epochs)
     assert work(data, chosen) == done.images

@@ -76,7 +76,7 @@ def test_what_is_remembered_is_a_random_choice_not_the_first_images() -> None:
 def test_more_classes_than_the_memory_holds_are_refused() -> None:
     rng = np.random.default_rng(0)
     assert set(map(len, remember({}, images(dict.fromkeys("abc", 5)), 3, rng).values())) == {1}
-    with pytest.raises(BatchError, match="4 classes do not fit a memory of 3 images: raise OPENWORLD_MEMORY"):
+    with pytest.raises(BatchError, match=r"4 classes do not fit a memory of 3 images: raise .*TRAIN_REPLAY_SIZE"):
         remember(images({"a": 1}), images(dict.fromkeys("bcd", 5)), 3, rng)
 
 
@@ -127,7 +127,7 @@ def test_samples_name_every_image_that_must_be_kept() -> None:
 
 
 def test_an_image_that_is_sent_again_is_neither_counted_twice_nor_trained_on_where_it_judges() -> None:
-    learner = tiny_learner(memory=100)
+    learner = tiny_learner(replay_size=100)
     parent = learn_tasks(learner, class_tasks([2]))[0]
     judges = {sample.key for sample in parent.samples.held_out}
     again = TinyImages().batch(["class 0"], count=16)  # the six that it was learned from, and ten more
@@ -149,7 +149,7 @@ def test_a_class_that_is_extended_again_and_again_keeps_no_more_than_the_limit_o
 
 
 def test_a_batch_with_more_classes_than_the_memory_holds_is_refused_before_it_is_trained() -> None:
-    learner, heard = tiny_learner(memory=1), []
+    learner, heard = tiny_learner(replay_size=1), []
     progress = Progress("task", lambda event: heard.append(event.phase))
     with pytest.raises(BatchError):
         learner.learn(learner.empty(), Samples(), class_tasks([2])[0], Checkpoint(None), progress)
@@ -227,5 +227,5 @@ def test_held_out_images_are_bounded_class_by_class_and_keep_their_order(seed: i
 
 def test_a_class_that_is_known_and_comes_again_needs_one_place_in_the_memory() -> None:
     check_size({"a", "b"}, {"b", "c"}, 3)
-    with pytest.raises(BatchError, match="3 classes do not fit a memory of 2 images: raise OPENWORLD_MEMORY"):
+    with pytest.raises(BatchError, match=r"3 classes do not fit a memory of 2 images: raise .*TRAIN_REPLAY_SIZE"):
         check_size({"a", "b"}, {"b", "c"}, 2)

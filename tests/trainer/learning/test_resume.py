@@ -31,7 +31,7 @@ sys.exit(main(sys.argv[1:]))
 
 @pytest.fixture(scope="module", autouse=True)
 def quick_training(environment: pytest.MonkeyPatch) -> None:
-    environment.setenv("OPENWORLD_EPOCHS", str(EPOCHS))
+    environment.setenv("OPENWORLD_TRAIN_EPOCHS", str(EPOCHS))
     environment.setattr("trainer.publish.export", lambda backbone: {})
 
 

@@ -50,7 +50,7 @@ export function thresholdExplorer({ reference, threshold, accept }) {
       `Measured on ${reference.length} scores of held-out known images. `,
       accept && `The threshold was set to accept ${percent(accept)} of them. `,
       "To change this share for the next version, set ",
-      h("code", {}, "OPENWORLD_ACCEPT"),
+      h("code", {}, "OPENWORLD_TRAIN_ACCEPT"),
       " for the trainer.",
     ),
   );

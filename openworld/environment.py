@@ -1,0 +1,95 @@
+"""All environment variables that openworld reads, and the check that stops on any other `OPENWORLD_*` name.
+
+A setting under a wrong name would be ignored in silence: `OPENWORLD_KEY5=...` would start a server without keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from difflib import SequenceMatcher, get_close_matches
+
+from models.errors import OpenWorldError
+from service.settings import ServiceSettings
+from trainer.learning.settings import LearnerSettings
+from trainer.worker.settings import WorkerSettings
+
+PREFIX = "OPENWORLD_"
+URL, KEY, REDIS_SERVER = "OPENWORLD_URL", "OPENWORLD_KEY", "OPENWORLD_UP_REDIS_SERVER"
+COMMAND_LINE = {
+    URL: "the service that `teach`, `predict` and `demo` talk to (`http://127.0.0.1:8000`)",
+    KEY: "the API key that they send",
+    REDIS_SERVER: "path of the Redis or Valkey server that `openworld up` starts, instead of the one in its wheel",
+}
+SETTINGS = (ServiceSettings, WorkerSettings, LearnerSettings)
+KNOWN = frozenset(COMMAND_LINE).union(*(kind.variables().values() for kind in SETTINGS))
+
+# Former name -> present name, both without the prefix; a name that only got a group prefix is found without an entry.
+RENAMED = {
+    "THREADS": "SERVE_THREADS (server) or OPENWORLD_TRAIN_THREADS (trainer)",
+    "LANES": "SERVE_PARALLEL_BATCHES",
+    "MAX_BATCH": "SERVE_BATCH_SIZE",
+    "QUEUE_LIMIT": "SERVE_IMAGES_IN_FLIGHT",
+    "MEMORY_LIMIT": "SERVE_BODY_MEMORY",
+    "MAX_BODY": "SERVE_MAX_BODY_BYTES",
+    "MAX_IMAGES": "SERVE_MAX_REQUEST_IMAGES",
+    "MAX_PIXELS": "SERVE_MAX_IMAGE_PIXELS",
+    "TRAINER_NICE": "TRAIN_NICE",
+    "TRAINER_HOST": "TRAIN_METRICS_HOST",
+    "TRAINER_PORT": "TRAIN_METRICS_PORT",
+    "MEMORY": "TRAIN_REPLAY_SIZE",
+    "BATCH": "TRAIN_BATCH_SIZE",
+    "REDIS_SERVER": "UP_REDIS_SERVER",
+}
+DROPPED = {
+    "PINNED_VERSIONS": "the server keeps 2 pinned versions",
+    "DRIFT_MINIMUM": "it is a tenth of OPENWORLD_SERVE_DRIFT_WINDOW",
+    **dict.fromkeys(
+        (
+            "GROW_WHEN_USED",
+            "MIN_STEPS",
+            "MOMENTUM",
+            "WEIGHT_DECAY",
+            "SPARSITY",
+            "REPLAY",
+            "BACK_UPDATE",
+            "BACK_LEARNING_RATE",
+            "BACK_BATCH",
+            "BACK_DRAWN",
+            "HOLD_OUT",
+        ),
+        "it is part of `trainer.learning.settings.Recipe`",
+    ),
+}
+
+
+def check_environment(names: Iterable[str]) -> None:
+    """Raise OpenWorldError if one of `names` looks like a setting and is none. Values are not read."""
+    names = {name.upper() for name in names}
+    wrong = sorted(name for name in names - KNOWN - _service_links(names) if _looks_like_a_setting(name))
+    if wrong:
+        lines = "\n".join(f"  - {name} {_remedy(name)}" for name in wrong)
+        raise OpenWorldError(f"not settings of openworld, see docs/settings.md:\n{lines}")
+
+
+def _looks_like_a_setting(name: str) -> bool:
+    """Also with a typing mistake in the prefix."""
+    return SequenceMatcher(None, name[: len(PREFIX)], PREFIX).ratio() > 0.85
+
+
+def _remedy(name: str) -> str:
+    old = name.removeprefix(PREFIX)
+    if old in RENAMED:
+        return f"is now {PREFIX}{RENAMED[old]}"
+    for group in ("SERVE_", "TRAIN_"):
+        if f"{PREFIX}{group}{old}" in KNOWN:
+            return f"is now {PREFIX}{group}{old}"
+    if old in DROPPED:
+        return f"is no longer a setting: unset it ({DROPPED[old]})"
+    near = get_close_matches(name, sorted(KNOWN), n=2, cutoff=0.86)
+    return f"is unknown: did you mean {' or '.join(near)}?" if near else "is unknown: unset it"
+
+
+def _service_links(names: Collection[str]) -> set[str]:
+    """Variables that Kubernetes sets for a Service whose name begins with `openworld`."""
+    services = [name.removesuffix("_SERVICE_HOST") for name in names if name.endswith("_SERVICE_HOST")]
+    return {name for name in names if any(name.startswith((f"{s}_SERVICE_", f"{s}_PORT")) for s in services)}

@@ -1,0 +1,47 @@
+"""Base classes of all settings, and the settings that several programs share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, SecretStr
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+Device = Literal["auto", "cpu", "cuda"]
+
+
+def shared(variable: str, default: Any, description: str, **constraints: Any) -> Any:
+    """A field read from `variable`, whatever the prefix of its class."""
+    return Field(default, validation_alias=variable, description=description, **constraints)
+
+
+class Settings(BaseSettings):
+    """Settings read from environment variables; constructor arguments, by field name, take precedence."""
+
+    model_config = SettingsConfigDict(env_ignore_empty=True, extra="ignore", frozen=True, populate_by_name=True)
+
+    @classmethod
+    def variables(cls) -> dict[str, str]:
+        """Field name -> environment variable. Fields that hold a model are set through the constructor only."""
+        prefix = cls.model_config["env_prefix"]
+        return {
+            name: str(field.validation_alias or f"{prefix}{name.upper()}")
+            for name, field in cls.model_fields.items()
+            if not hasattr(field.annotation, "model_fields")
+        }
+
+
+class ProgramSettings(Settings):
+    """What the server and the worker share."""
+
+    data: Path = shared("OPENWORLD_DATA", Path("data"), "the data folder: versions, images, backbone, inbox")
+    redis_url: SecretStr | None = shared(
+        "OPENWORLD_REDIS_URL", None, "Redis with the task queue and the notices of new versions"
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = shared(
+        "OPENWORLD_LOG_LEVEL", "info", "lowest level to log"
+    )
+    log_format: Literal["auto", "json", "text"] = shared(
+        "OPENWORLD_LOG_FORMAT", "auto", "auto: text on a terminal, else JSON"
+    )
