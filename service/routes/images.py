@@ -18,15 +18,10 @@ from service.errors import BadRequest, ImageInUse, NoQueue, NotFound
 from service.http.auth import OperateKey
 from service.http.problems import documented
 from service.wire.images import ExpiredImages, ImageUses, RemovedImages
-from tasks.errors import UnknownTask
 from tasks.images.retention import Removed, Retention, Uses
-from tasks.queue.queue import TaskQueue
-from tasks.queue.task import ENDED, STATES
 
 log = logging.getLogger(__name__)
 router = APIRouter(tags=["operators"])
-
-MANY = 10_000  # unfinished tasks: far more than a queue takes
 
 ShaPath = Annotated[str, Path(pattern=r"^[0-9a-f]{64}$", description="the sha256 of the image's bytes")]
 # Not less than a day: a batch that is being handed in just now is named by no task yet.
@@ -131,19 +126,7 @@ def _retention(container: Container) -> Retention:
         queue = container.queue()
     except NoQueue:  # nobody can hand in a task here; one that cannot be reached is another matter, and an error
         return Retention(container.active_version.store)
-    return Retention(container.active_version.store, lambda: unfinished_images(queue))
-
-
-def unfinished_images(queue: TaskQueue) -> dict[str, set[str]]:
-    """The images of each task that has not ended."""
-    found: dict[str, set[str]] = {}
-    for summary in queue.list_tasks(limit=MANY, states=[state for state in STATES if state not in ENDED]):
-        try:
-            task = queue.get(summary.id)
-        except UnknownTask:  # it has ended meanwhile, and was forgotten
-            continue
-        found[task.id] = {sha256 for images in task.classes.values() for sha256 in images}
-    return found
+    return Retention(container.active_version.store, queue.unfinished_images)
 
 
 def _unknown(sha256: str) -> NotFound:

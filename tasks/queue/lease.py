@@ -1,83 +1,79 @@
-"""A lease: the right to work on a task, for as long as it is renewed.
+"""A lease: a worker's right to work on a task, which expires unless the worker renews it.
 
-Whoever holds it may be wrong about that: a process stops for a minute, the lease lapses, and another worker takes over.
-Each call therefore proves inside Redis that the lease is still its own, and is refused with `LeaseLost` otherwise.
+A worker may lose its lease without noticing: its process stops for a minute, the lease expires, and another worker
+takes the task over. Every call therefore checks inside Redis that the lease is still valid, or raises `LeaseLost`.
 """
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
 
 from tasks.errors import LeaseLost
-from tasks.queue.records import as_json, task_from, text
-from tasks.queue.task import Task, TaskProgress
+from tasks.queue.task import Task, TaskProgress, clean_text, dump_json
 
-if TYPE_CHECKING:
-    from tasks.queue.queue import TaskQueue
-
-_End = Literal["published", "rejected", "failed", "try again", "hand back"]
+_Outcome = Literal["published", "rejected", "failed", "retry", "hand back"]
 
 
 class Lease:
-    """A task in the hands of one worker. May be used by threads: one renews it while another one learns."""
+    """A task that one worker holds. Threads may share it: one renews it while another one learns."""
 
-    def __init__(self, queue: "TaskQueue", task: Task, entry: str, consumer: str, delivery: int, claim: str) -> None:
-        self.task = task  # as it was when it was handed out
+    def __init__(
+        self, run: Callable[..., list[Any]], task: Task, *, entry: str, consumer: str, delivery: int, claim: str
+    ) -> None:
+        self.task = task  # as it was when it was claimed
         self.consumer = consumer
-        self.delivery = delivery  # how often the stream has delivered it; with the consumer, what fences off a zombie
-        self._queue = queue
-        self._proof = (task.id, entry, consumer, str(delivery), claim)
+        self.delivery = delivery  # how often the stream has delivered the task
+        self._run = run
+        self._identity = {"id": task.id, "entry": entry, "consumer": consumer, "delivery": delivery, "claim": claim}
 
     def __repr__(self) -> str:
         return f"Lease({self.task.id!r}, {self.consumer!r}, delivery={self.delivery})"
 
     def renew(self) -> bool:
-        """Keep it for another lease; call it at least three times in one. True when somebody asked to cancel."""
+        """Extend the lease; call this at least three times per lease. True: stop, the task is to be cancelled."""
         return self._renew({})
 
     def progress(self, progress: TaskProgress, state: Literal["learning", "evaluating"] = "learning") -> bool:
-        """Record how far it is, and renew. True when somebody asked to cancel."""
-        return self._renew({"state": state, "progress": progress.model_dump_json(), "updated": self._queue.now()})
+        """Record the progress and extend the lease. Returns the same as `renew`."""
+        return self._renew({"state": state, "progress": progress.model_dump_json()})
 
     def publish(self, version: int, result: Mapping[str, Any] | None = None) -> Task:
-        """It is learned, and `version` is on the disk."""
-        return self._end("published", "", version, result)
+        """End the task as published. The version must be on disk."""
+        return self._release("published", None, {"version": str(version)}, result)
 
     def reject(self, reason: str, result: Mapping[str, Any] | None = None) -> Task:
-        """It was learned, but the gate refused the version."""
-        return self._end("rejected", reason, None, result)
+        """End the task as rejected by the gate."""
+        return self._release("rejected", reason, {}, result)
 
     def fail(self, reason: str, retry: bool) -> Task:
-        """It could not be learned. `retry` puts it back at the head, unless this was the last attempt."""
-        return self._end("try again" if retry else "failed", reason)
+        """End the task as failed, or with `retry` requeue it at the head unless this was the last attempt."""
+        return self._release("retry" if retry else "failed", reason)
 
     def hand_back(self) -> Task:
-        """Stop without a failure: requeue the task at the head without counting the attempt.
+        """Requeue the task at the head without counting the attempt, for example before a restart.
 
         If its cancellation was requested, the task ends as cancelled instead.
         """
-        return self._end("hand back")
+        return self._release("hand back")
 
-    def _renew(self, fields: dict[str, str]) -> bool:
-        flat = [part for pair in fields.items() for part in pair]
-        answer = self._queue.run("renew", *self._proof, *flat)
-        if answer[0] == "lost":
-            raise self._lost()
-        return bool(answer[1])
+    def _renew(self, fields: Mapping[str, str]) -> bool:
+        return bool(self._checked(self._run("renew", fields, **self._identity))[1])
 
-    def _end(
-        self, how: _End, reason: str = "", version: int | None = None, result: Mapping[str, Any] | None = None
+    def _release(
+        self,
+        outcome: _Outcome,
+        reason: str | None = None,
+        fields: Mapping[str, str] | None = None,
+        result: Mapping[str, Any] | None = None,
     ) -> Task:
-        fields = [] if version is None else ["version", str(version)]
-        fields += [] if result is None else ["result", as_json(dict(result))]
-        queue = self._queue
-        limits = (str(queue.max_attempts), str(queue.history))
-        answer = queue.run("end", *self._proof, how, text(reason), queue.now(), *limits, *fields)
-        if answer[0] == "lost":
-            raise self._lost()
-        return task_from(answer[1])
+        fields = dict(fields or {}) | ({} if result is None else {"result": dump_json(dict(result))})
+        reason = None if reason is None else clean_text(reason)
+        reply = self._run("release", fields, **self._identity, outcome=outcome, reason=reason)
+        return Task.from_reply(self._checked(reply)[1])
 
-    def _lost(self) -> LeaseLost:
-        return LeaseLost(
-            f"worker {self.consumer} no longer holds task {self.task.id}: its lease lapsed and another worker took "
-            "over, or the task ended; drop this work"
-        )
+    def _checked(self, reply: list[Any]) -> list[Any]:
+        if reply[0] == "lost":
+            raise LeaseLost(
+                f"worker {self.consumer} no longer holds task {self.task.id}: its lease expired and another worker "
+                "took over, or the task ended; drop this work"
+            )
+        return reply

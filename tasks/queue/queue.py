@@ -1,71 +1,57 @@
 """The queue of tasks, on Redis Streams.
 
-**A task accepted with 202 is learned exactly once or reported as failed with its reason; killing any process at any
-moment loses nothing.**
+**A task accepted with 202 is learned exactly once or reported as failed with its reason. Killing any process at any
+moment loses no task.**
 
-How that is kept: what `submit` has returned for is in the stream and, with `appendfsync always`, on the disk. Tasks
-are handed out one at a time and in order, each with a lease. A worker that stops renewing it loses the task to the
-next one; its late calls are refused (`LeaseLost`). A task that `max_attempts` workers could not finish ends as failed.
-*Exactly once* is the work of two: the queue lets one worker finish a task, and the version
-store lets one version of it become current. A worker that was killed between the two finds the version there
-(`VersionStore.find_task`) and has only `publish` left to call.
+How the promise is kept:
+- When `submit` returns, the task is in the stream and, with `appendfsync always`, on disk.
+- Tasks are leased one at a time and in order. A worker that stops renewing its lease loses the task to the next
+  worker, and its late calls raise `LeaseLost`. A task that `max_attempts` workers could not finish ends as failed.
+- The queue lets one worker finish a task, and the version store lets one version of it become current. A worker that
+  takes over a task whose version exists already (`VersionStore.find_task`) only has to call `publish`.
 """
 
+import json
 import secrets
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
-from typing import Any, Literal
+from importlib import resources
+from typing import Any, Literal, get_args
 
 import redis
 
 from tasks.errors import IdempotencyConflict, QueueFull, UnknownTask, WrongState
-from tasks.queue import lease_scripts, queue_scripts
 from tasks.queue.connection import SOCKET_SECONDS, reaching_redis
 from tasks.queue.lease import Lease
-from tasks.queue.records import SUMMARY_FIELDS, fields_of, summary_from, task_from
-from tasks.queue.task import STATES, Task, TaskState, TaskSummary
+from tasks.queue.task import ENDED, STATES, Task, TaskState, TaskSummary
 
 IDEMPOTENCY_KEYS_KEPT = timedelta(days=7)
-# A new task ends the wait at once; a lease that lapsed, or a task that was handed back, is seen after this long.
-LOOKS_AGAIN = 1.0
+POLL_SECONDS = 1.0  # a waiting worker sees a new task at once, and an expired lease or a requeued task after this long
+GROUP = "trainers"  # the consumer group of the stream
+UNHELD = "-"  # the consumer of requeued entries: a delivered entry cannot become undelivered
 
-_Step = Literal["submit", "claim", "renew", "end", "cancel", "retry", "list", "counts", "oldest"]
-_SCRIPTS: dict[_Step, str] = {
-    "submit": queue_scripts.SUBMIT,
-    "claim": lease_scripts.CLAIM,
-    "renew": lease_scripts.RENEW,
-    "end": lease_scripts.END,
-    "cancel": queue_scripts.CANCEL,
-    "retry": queue_scripts.RETRY,
-    "list": queue_scripts.LIST,
-    "counts": queue_scripts.COUNTS,
-    "oldest": queue_scripts.OLDEST,
-}
+_Script = Literal["submit", "claim", "renew", "release", "cancel", "retry", "list", "counts", "oldest"]
+
+
+def _source(name: str) -> str:
+    return (resources.files("tasks.queue") / "scripts" / f"{name}.lua").read_text("utf-8")
 
 
 @dataclass(frozen=True)
 class Submitted:
-    """What became of a submission; `fresh` when it, and not an earlier one, put the task into the queue."""
+    """The task of a submission. `fresh`: this submission queued it, not an earlier one."""
 
     task: Task
     fresh: bool
 
 
-def utc_now() -> datetime:
-    return datetime.now(UTC)
-
-
-def _hashed(text: str) -> str:
-    return sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
-
-
 class TaskQueue:
-    """Submit, claim and watch tasks. Threads may share it. `QueueUnavailable` when Redis is not there.
+    """Submit, claim and read tasks. Threads may share it. Raises `QueueUnavailable` when Redis cannot be used.
 
-    `clock` dates the records. Leases are measured by the clock of Redis alone.
+    `history` is the number of ended tasks to keep. `clock` dates the records; leases use the clock of Redis.
     """
 
     def __init__(
@@ -76,136 +62,163 @@ class TaskQueue:
         max_attempts: int = 3,
         max_waiting: int = 100,
         history: int = 1000,
-        clock: Callable[[], datetime] = utc_now,
+        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         if lease_seconds < 0.001 or max_attempts < 1 or max_waiting < 1 or history < 1:
             raise ValueError("lease_seconds, max_attempts, max_waiting and history must be positive")
         if not client.get_encoder().decode_responses:
-            raise ValueError("the queue needs a client that decodes its answers: make it with `connect`")
+            raise ValueError("the queue needs a client that decodes replies: make it with `connect`")
         self.prefix, self.lease_seconds, self.max_attempts = prefix, lease_seconds, max_attempts
         self.max_waiting, self.history = max_waiting, history
         self._client, self._clock = client, clock
-        self._scripts = {step: client.register_script(code) for step, code in _SCRIPTS.items()}
+        self._settings = {  # what every script gets to know
+            "group": GROUP,
+            "unheld": UNHELD,
+            "lease_ms": round(lease_seconds * 1000),
+            "max_attempts": max_attempts,
+            "max_waiting": max_waiting,
+            "history": history,
+            "idempotency_seconds": int(IDEMPOTENCY_KEYS_KEPT.total_seconds()),
+        }
+        prelude = _source("prelude")
+        self._scripts = {name: client.register_script(prelude + _source(name)) for name in get_args(_Script)}
 
     def __repr__(self) -> str:
         return f"TaskQueue({self.prefix!r}, lease_seconds={self.lease_seconds:g}, max_attempts={self.max_attempts})"
 
-    # For those who submit
+    # Submit
 
     def submit(self, task: Task, idempotency_key: str | None = None) -> Submitted:
-        """Accept a task, once: the same key, or the same batch, is the same task. Its images must be stored before.
+        """Accept a task once: the same idempotency key or the same batch is the same task. Store its images before.
 
-        A batch that failed, was rejected or cancelled is queued anew, unless the key says that this is the same
-        request again. Keys belong to who submits: two people may have the same idea of a key.
+        A failed, rejected or cancelled batch is queued again, unless the idempotency key shows that this is a repeated
+        request. Idempotency keys are separate per submitter.
         """
-        key = "" if idempotency_key is None else _hashed(f"{task.submitted_by}\0{idempotency_key}")
-        fields = [part for pair in fields_of(task).items() for part in pair]
-        answer = self.run(
-            *("submit", task.id, task.batch_sha256, secrets.token_hex(8), self.now(), str(self.max_waiting)),
-            *(key, str(int(IDEMPOTENCY_KEYS_KEPT.total_seconds())), *fields),
+        key = None if idempotency_key is None else f"{task.submitted_by}\0{idempotency_key}"
+        reply = self._run(
+            "submit",
+            task.submission_record(),
+            id=task.id,
+            batch_sha256=task.batch_sha256,
+            submission=secrets.token_hex(8),
+            idempotency=None if key is None else sha256(key.encode("utf-8", "surrogatepass")).hexdigest(),
         )
-        if answer[0] == "conflict":
-            first = str(answer[1]).partition(" ")[0]
+        if reply[0] == "conflict":
+            first = str(reply[1]).partition(" ")[0]
             raise IdempotencyConflict(
                 f"this idempotency key was used for another batch, task {first}: use a new key for a new batch"
             )
-        self._refuse_when_full(answer)
-        return Submitted(task_from(answer[1]), fresh=answer[0] == "fresh")
+        self._raise_if_full(reply)
+        return Submitted(Task.from_reply(reply[1]), fresh=reply[0] == "queued")
 
     def cancel(self, task_id: str) -> Task:
-        """A waiting task ends at once; one that is being learned is flagged, and ends when its worker sees that."""
-        answer = self.run("cancel", task_id, self.now(), str(self.history))
-        task = self._known(task_id, answer)
-        if answer[0] == "ended":
+        """Cancel a queued task at once. A leased task is marked, and ends when its worker notices."""
+        reply = self._run("cancel", id=task_id)
+        task = self._known(task_id, reply)
+        if reply[0] == "ended":
             raise WrongState(f"task {task_id} is {task.state} already: there is nothing left to cancel")
         return task
 
     def retry(self, task_id: str) -> Task:
-        """Queue a task that failed, was rejected or cancelled once more; one that is under way just goes on."""
-        answer = self.run("retry", task_id, self.now(), str(self.max_waiting))
-        self._refuse_when_full(answer)
-        task = self._known(task_id, answer)
-        if answer[0] == "published":
+        """Queue a failed, rejected or cancelled task again. A task under way continues."""
+        reply = self._run("retry", id=task_id)
+        self._raise_if_full(reply)
+        task = self._known(task_id, reply)
+        if reply[0] == "published":
             raise WrongState(f"task {task_id} is learned already, as version {task.version}: there is nothing to retry")
         return task
 
-    # For workers
+    # Work
 
     def claim(self, consumer: str, block_seconds: float = 0.0) -> Lease | None:
-        """The next task, waiting for it that long; None while there is none, or an earlier one is being learned.
+        """Lease the next task; wait up to `block_seconds` for one. None: no task waits, or another one is leased.
 
-        `consumer` names the worker, for people. Two workers with one name still get two different leases.
+        `consumer` is the worker's name in messages. Two workers with one name still get different leases.
         """
-        if consumer in ("", queue_scripts.NOBODY):
+        if consumer in ("", UNHELD):
             raise ValueError(f"{consumer!r} is not a name for a worker")
-        claim, limits = secrets.token_hex(8), (str(self.max_attempts), str(self.history))
+        claim = secrets.token_hex(8)
         deadline = time.monotonic() + block_seconds
         while True:
-            answer = self.run("claim", consumer, claim, self.now(), str(round(self.lease_seconds * 1000)), *limits)
-            if answer[0] == "lease":
-                return Lease(self, task_from(answer[3]), answer[1], consumer, int(answer[2]), claim)
+            reply = self._run("claim", consumer=consumer, claim=claim)
+            if reply[0] == "lease":
+                _, entry, delivery, record = reply
+                task = Task.from_reply(record)
+                return Lease(self._run, task, entry=entry, consumer=consumer, delivery=delivery, claim=claim)
             left = deadline - time.monotonic()
             if left <= 0:
                 return None
-            self._wait(after=answer[1], seconds=min(left, self.lease_seconds, LOOKS_AGAIN, SOCKET_SECONDS / 2))
+            self._wait(after=reply[1], seconds=min(left, self.lease_seconds, POLL_SECONDS, SOCKET_SECONDS / 2))
 
-    # For those who watch
+    def _wait(self, after: str, seconds: float) -> None:
+        """Block until the stream has an entry after this one. A read without the group claims nothing."""
+        with reaching_redis():
+            self._client.xread({f"{self.prefix}:tasks": after}, count=1, block=max(1, round(seconds * 1000)))
+
+    # Read
 
     def get(self, task_id: str) -> Task:
         with reaching_redis():
-            fields: Any = self._client.hgetall(f"{self.prefix}:task:{task_id}")
-        if not fields:
+            record: Any = self._client.hgetall(f"{self.prefix}:task:{task_id}")
+        if not record:
             raise self._unknown(task_id)
-        return task_from([part for pair in fields.items() for part in pair])
+        return Task.from_record(record)
 
     def list_tasks(
-        self, limit: int = 50, before: str | None = None, states: Collection[TaskState] = STATES
+        self, limit: int | None = 50, before: str | None = None, states: Collection[TaskState] = STATES
     ) -> list[TaskSummary]:
-        """The newest first; for the next page, give the last id of this one as `before`."""
-        answer = self.run(
-            *("list", str(limit), before or "", f" {' '.join(states)} ", str(len(SUMMARY_FIELDS)), *SUMMARY_FIELDS)
-        )
-        if answer[0] == "unknown":
+        """List tasks, newest first. For the next page, pass the last id of this page as `before`."""
+        fields = list(TaskSummary.model_fields)
+        reply = self._run("list", limit=limit, before=before or None, states=list(states), fields=fields)
+        if reply[0] == "unknown":
             raise self._unknown(before or "")
-        return [summary_from(row) for row in answer[1:]]
+        return [TaskSummary.from_row(row) for row in reply[1:]]
+
+    def unfinished_images(self) -> dict[str, set[str]]:
+        """Return the keys of the images of each task that has not ended."""
+        unfinished = [state for state in STATES if state not in ENDED]
+        found: dict[str, set[str]] = {}
+        for summary in self.list_tasks(limit=None, states=unfinished):
+            try:
+                task = self.get(summary.id)
+            except UnknownTask:  # ended since, and deleted from the history
+                continue
+            found[task.id] = {key for keys in task.classes.values() for key in keys}
+        return found
 
     def counts(self) -> dict[TaskState, int]:
-        """Tasks that are kept, by state."""
-        flat = self.run("counts")
+        """Return the number of kept tasks per state."""
+        flat = self._run("counts")
         found = dict(zip(flat[::2], flat[1::2], strict=True))
         return {state: int(found.get(state, 0)) for state in STATES}
 
     def oldest_age(self) -> float | None:
-        """Seconds since the first unfinished task was queued; None when there is none."""
-        age = self.run("oldest")[0]
-        return None if age < 0 else age / 1000
+        """Return the seconds since the first unfinished task was queued; None when there is none."""
+        reply = self._run("oldest")
+        return reply[0] / 1000 if reply else None
 
-    # Details
+    # Scripts
 
-    def run(self, step: _Step, *arguments: str) -> list[Any]:
-        """One step inside Redis, for the queue and its leases."""
+    def _run(self, script: _Script, fields: Mapping[str, str] | None = None, /, **arguments: Any) -> list[Any]:
+        """Run a Lua script. `fields` are for the task's record; arguments that are None do not reach the script."""
+        known = {name: value for name, value in arguments.items() if value is not None}
+        # Not ASCII: the client replaces lone surrogates, which Redis cannot decode.
+        named = json.dumps(self._settings | {"now": self._clock().isoformat()} | known, ensure_ascii=False)
+        flat = [text for pair in (fields or {}).items() for text in pair]
         with reaching_redis():
-            answer = self._scripts[step](keys=[self.prefix], args=arguments)
-        return answer if isinstance(answer, list) else [answer]
+            reply: list[Any] = self._scripts[script](keys=[self.prefix], args=[named, *flat])
+        return reply
 
-    def now(self) -> str:
-        return self._clock().isoformat()
-
-    def _wait(self, after: str, seconds: float) -> None:
-        """Until there is something in the stream after this entry; reading without the group takes nothing."""
-        with reaching_redis():
-            self._client.xread({f"{self.prefix}:tasks": after}, count=1, block=max(1, round(seconds * 1000)))
-
-    def _known(self, task_id: str, answer: list[Any]) -> Task:
-        if answer[0] == "unknown":
+    def _known(self, task_id: str, reply: list[Any]) -> Task:
+        if reply[0] == "unknown":
             raise self._unknown(task_id)
-        return task_from(answer[1])
+        return Task.from_reply(reply[1])
 
     def _unknown(self, task_id: str) -> UnknownTask:
         return UnknownTask(
-            f"there is no task {task_id[:80]!r}: check the id; of those that ended, the last {self.history} are kept"
+            f"there is no task {task_id[:80]!r}: check the id; of the ended tasks, the last {self.history} are kept"
         )
 
-    def _refuse_when_full(self, answer: list[Any]) -> None:
-        if answer[0] == "full":
+    def _raise_if_full(self, reply: list[Any]) -> None:
+        if reply[0] == "full":
             raise QueueFull(f"{self.max_waiting} tasks are waiting already: try again later, or cancel one of them")

@@ -1,27 +1,30 @@
-"""A task as both programs see it: what is to be learned, how far that is, and what became of it."""
+"""A task as server and worker see it, and its record in Redis: a hash of texts, so that Lua can change one field."""
 
+import json
 import math
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Literal, Self, get_args
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, NonNegativeInt, field_validator
+from pydantic_core import to_json
 
 from models.versions.manifest import Sha256, TaskId
 from tasks.batch.check import LabelledBatch
 
 TaskState = Literal["queued", "learning", "evaluating", "published", "rejected", "failed", "cancelled"]
 STATES: tuple[TaskState, ...] = get_args(TaskState)
-WORKING: frozenset[TaskState] = frozenset({"learning", "evaluating"})  # in somebody's hands
 ENDED: frozenset[TaskState] = frozenset({"published", "rejected", "failed", "cancelled"})
 
-CURVE = 200  # points of a loss curve: as many as a screen shows, whatever the number of epochs
+MAX_CURVE_POINTS = 200  # of a loss curve, whatever the number of epochs
+MAX_TEXT = 4000  # characters of a reason or a name
+_JSON_FIELDS = frozenset({"progress", "result", "classes", "counts"})
 
 
 class TaskProgress(BaseModel):
-    """How far a task is; like the trainer's events, with the losses so far for a curve.
+    """The progress of a task, with the losses so far.
 
-    A loss that is no number (training diverged) becomes None, as JSON knows no NaN; a long curve is thinned out.
+    A loss that is not finite becomes None, because JSON has no NaN. A long curve is downsampled.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -30,7 +33,7 @@ class TaskProgress(BaseModel):
     epoch: NonNegativeInt = 0
     epochs: NonNegativeInt = 0
     loss: float | None = None
-    progress: float = Field(default=0.0, ge=0.0, le=1.0)  # of the whole task
+    progress: float = Field(default=0.0, ge=0.0, le=1.0)  # share of the whole task
     seconds_left: float | None = None
     losses: tuple[float, ...] = ()
 
@@ -41,8 +44,12 @@ class TaskProgress(BaseModel):
 
     @field_validator("losses")
     @classmethod
-    def _thinned(cls, values: tuple[float, ...]) -> tuple[float, ...]:
-        return thinned(value for value in values if math.isfinite(value))
+    def _downsampled(cls, values: tuple[float, ...]) -> tuple[float, ...]:
+        points = tuple(value for value in values if math.isfinite(value))
+        if len(points) <= MAX_CURVE_POINTS:
+            return points
+        step = (len(points) - 1) / (MAX_CURVE_POINTS - 1)  # keeps the first and the last point
+        return tuple(points[round(i * step)] for i in range(MAX_CURVE_POINTS))
 
 
 class _TaskBase(BaseModel):
@@ -55,37 +62,49 @@ class _TaskBase(BaseModel):
     submitted_by: str
     batch_sha256: Sha256
     duplicates: NonNegativeInt = 0
-    attempts: NonNegativeInt = 0  # how often it was handed out; a graceful stop does not count
-    cancel_requested: bool = False  # somebody learns it now and will stop soon
+    attempts: NonNegativeInt = 0  # leases so far, except those that were handed back
+    cancel_requested: bool = False  # a worker holds the task and will end it soon
     progress: TaskProgress | None = None
     version: int | None = None
-    reason: str | None = None  # why it was rejected, failed or cancelled; while it waits again, why the last try failed
+    reason: str | None = None  # of the rejection, failure or cancellation; of a queued task: of its last failed attempt
     result: dict[str, Any] | None = None  # metrics of the gate
 
     @property
     def ended(self) -> bool:
         return self.state in ENDED
 
+    @classmethod
+    def from_record(cls, record: Mapping[str, str]) -> Self:
+        """Read a record; ignores the fields that only the queue uses."""
+        fields = {name: record[name] for name in cls.model_fields if name in record}
+        return cls.model_validate({n: json.loads(text) if n in _JSON_FIELDS else text for n, text in fields.items()})
+
 
 class TaskSummary(_TaskBase):
-    """A task in a list: images are counted and not named, because twenty thousand hashes a line help nobody."""
+    """A task in a list: counts the images instead of naming them, because a batch may have 20,000."""
 
-    counts: dict[str, int]  # images a class
+    counts: dict[str, int]  # images per class
+
+    @classmethod
+    def from_row(cls, row: Sequence[str | None]) -> Self:
+        """Read the values of a record's fields, in the order of `model_fields`."""
+        fields = zip(cls.model_fields, row, strict=True)
+        return cls.from_record({name: text for name, text in fields if text is not None})
 
 
 class Task(_TaskBase):
-    """One task; its id is the batch's, so that the same batch is the same task."""
+    """A task. Its id is the id of its batch: the same batch is the same task."""
 
-    classes: dict[str, list[Sha256]]  # class -> its images in the image store
+    classes: dict[str, list[Sha256]]  # class -> keys of its images in the image store
 
     @property
     def counts(self) -> dict[str, int]:
-        """Images a class."""
+        """Images per class."""
         return {name: len(images) for name, images in self.classes.items()}
 
     @classmethod
     def of(cls, batch: LabelledBatch, submitted_by: str, now: datetime | None = None) -> Self:
-        """The task of a checked batch, whose images are in the image store by now."""
+        """Make the task of a checked batch. Its images must be in the image store."""
         now = now or datetime.now(UTC)
         return cls(
             id=batch.task_id,
@@ -97,11 +116,34 @@ class Task(_TaskBase):
             duplicates=batch.duplicates,
         )
 
+    @classmethod
+    def from_reply(cls, flat: Sequence[str]) -> Self:
+        """Read a record from a Lua reply: fields and values in turn."""
+        return cls.from_record(dict(zip(flat[::2], flat[1::2], strict=True)))
 
-def thinned(values: Iterable[float], longest: int = CURVE) -> tuple[float, ...]:
-    """At most `longest` of the values, evenly spread, the first and the last among them."""
-    points = tuple(values)
-    if len(points) <= longest:
-        return points
-    step = (len(points) - 1) / (longest - 1)
-    return tuple(points[round(i * step)] for i in range(longest))
+    def submission_record(self) -> dict[str, str]:
+        """Return the fields that a submission writes. The queue writes the others."""
+        return {
+            "id": self.id,
+            "created": self.created.isoformat(),
+            "submitted_by": clean_text(self.submitted_by),
+            "batch_sha256": self.batch_sha256,
+            "duplicates": str(self.duplicates),
+            "classes": dump_json(self.classes),
+            "counts": dump_json(self.counts),
+        }
+
+
+def dump_json(value: Any) -> str:
+    """Write metrics as JSON: NaN as null, numpy values as lists or numbers, anything else as its text."""
+    return to_json(value, inf_nan_mode="null", fallback=_jsonable).decode()
+
+
+def _jsonable(value: Any) -> Any:
+    return value.tolist() if hasattr(value, "tolist") else str(value)
+
+
+def clean_text(value: str) -> str:
+    """Return text that Redis can store: valid UTF-8, at most `MAX_TEXT` characters."""
+    clean = value.encode("utf-8", "replace").decode()
+    return clean if len(clean) <= MAX_TEXT else clean[: MAX_TEXT - 1] + "…"

@@ -16,8 +16,7 @@ from openworld.up.embedded_redis import RedisServer, find_binary
 from tasks.errors import LeaseLost
 from tasks.queue.connection import connect
 from tasks.queue.lease import Lease
-from tasks.queue.queue import TaskQueue
-from tasks.queue.queue_scripts import GROUP
+from tasks.queue.queue import GROUP, TaskQueue
 from tasks.queue.task import Task, TaskProgress, TaskState
 
 

@@ -17,7 +17,6 @@ from models.errors import CorruptVersion, StoreError
 from models.files import sha256_bytes
 from models.versions.store import VersionStore
 from openworld.up.embedded_redis import RedisServer
-from service.routes.images import unfinished_images
 from tasks.errors import BatchError, QueueUnavailable
 from tasks.images.retention import Retention
 from tasks.images.store import ImageStore
@@ -185,12 +184,12 @@ def test_a_damaged_version_that_names_an_image_counts_as_one_that_needs_it(folde
 def test_a_queue_tells_the_images_of_tasks_that_have_not_ended(tmp_path: Path) -> None:
     with RedisServer(tmp_path) as server, client_of(server.url) as client:
         queue = TaskQueue(client)
-        assert unfinished_images(queue) == {}
+        assert queue.unfinished_images() == {}
         tasks = [queue.submit(make_task(name)).task for name in ("one", "two", "three")]
         queue.cancel(tasks[0].id)
         lease = queue.claim("worker")
         assert lease is not None
-        assert unfinished_images(queue) == {
+        assert queue.unfinished_images() == {
             task.id: {sha for images in task.classes.values() for sha in images} for task in tasks[1:]
         }
 

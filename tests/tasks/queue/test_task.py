@@ -1,7 +1,7 @@
 """The task's schema."""
 
 from tasks.batch.check import LabelledBatch, LabelledImage
-from tasks.queue.task import CURVE, Task, TaskProgress
+from tasks.queue.task import MAX_CURVE_POINTS, Task, TaskProgress
 
 
 def test_a_task_is_made_of_a_checked_batch() -> None:
@@ -19,6 +19,6 @@ def test_a_long_curve_is_thinned_and_what_is_no_number_left_out() -> None:
         phase="learning", loss=float("nan"), losses=(float("inf"), *(float(n) for n in range(1001)))
     )
     assert progress.loss is None
-    assert len(progress.losses) == CURVE
+    assert len(progress.losses) == MAX_CURVE_POINTS
     assert (progress.losses[0], progress.losses[-1]) == (0, 1000)
     assert sorted(set(progress.losses)) == list(progress.losses)

@@ -35,7 +35,7 @@ def test_a_claim_whose_answer_was_lost_is_one_claim(queue: TaskQueue) -> None:
 def test_a_call_whose_answer_was_lost_is_one_call(queue: TaskQueue, call: Callable[[Lease], object]) -> None:
     queue.submit(make_task("a"))
     lease = claim_next(queue)
-    for step in ("renew", "end"):
+    for step in ("renew", "release"):
         run_script_twice(queue, step)
     call(lease)
     assert len(queue.list_tasks()) == 1

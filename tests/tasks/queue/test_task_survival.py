@@ -22,8 +22,7 @@ from openworld.up.embedded_redis import RedisServer
 from tasks.errors import LeaseLost, QueueUnavailable, WrongState
 from tasks.queue.connection import connect
 from tasks.queue.lease import Lease
-from tasks.queue.queue import TaskQueue
-from tasks.queue.queue_scripts import NOBODY
+from tasks.queue.queue import UNHELD, TaskQueue
 from tasks.queue.task import ENDED, Task, TaskProgress, TaskState
 from tests.support.paths import ROOT
 from tests.support.redis_servers import REDIS_SERVERS, claim_next, client_of, expire_lease, make_task
@@ -318,7 +317,7 @@ class QueueMachine(RuleBasedStateMachine):
         if not self.states:
             return
         rows = self.client.xpending_range(f"{self.queue.prefix}:tasks", "trainers", "-", "+", 10)
-        workers = [row["consumer"] for row in rows if row["consumer"] != NOBODY]
+        workers = [row["consumer"] for row in rows if row["consumer"] != UNHELD]
         assert workers == ([self.holder.consumer] if self.holder else [])
 
 

@@ -1,0 +1,12 @@
+-- Queue an ended task again, or withdraw the cancellation of one under way. Invariant: a published task stays published.
+local id = args.id
+ensure_group()
+local state = get(id, 'state')
+if not state then return {'unknown'} end
+if state == 'published' then return {'published', record(id)} end
+if CAN_RETRY[state] then
+  if is_full() then return {'full'} end
+  enqueue(id)
+end
+unset(id, 'cancel_requested')
+return {'queued', record(id)}
