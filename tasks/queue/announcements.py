@@ -1,4 +1,4 @@
-"""The word that a new version is current. It may get lost: who needs to know also looks for himself, now and then."""
+"""Best-effort pub/sub notices of a new current version. A notice may get lost: listeners must also poll."""
 
 import asyncio
 import logging
@@ -13,43 +13,44 @@ from redis.backoff import NoBackoff
 from models.backoff import Backoff
 from tasks.queue.connection import CONNECT_SECONDS
 
-LOOK = 0  # heard after every (re)connect: announcements may have been missed, so look which version is current
-HEARTBEAT_SECONDS = 15.0  # of silence before we ask whether the other side is there, and then to its answer
+CONNECTED = 0  # yielded after every (re)connect: notices may have been missed, so check the current version
+HEARTBEAT_SECONDS = 15.0  # silence before a ping, and then the longest wait for its answer
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0  # seconds between attempts to connect
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 def announce(client: redis.Redis, version: int, prefix: str = "openworld") -> None:
-    """Tell every listener. Never raises: the version is published whether they hear of it now or find it later."""
+    """Notify every listener. Never raises: listeners that miss the notice find the version when they poll."""
     try:
         client.publish(_channel(prefix), str(version))
     except redis.RedisError as error:
-        _log.warning("version %d could not be announced (%s); servers will find it when they next look", version, error)
+        log.warning("version %d could not be announced (%s); servers find it when they next poll", version, error)
 
 
 async def listen(url: str, prefix: str = "openworld") -> AsyncGenerator[int, None]:
-    """Versions as they are announced, for ever; `LOOK` after every (re)connect. Ends only by being cancelled or closed.
+    """Yield announced versions, and `CONNECTED` after every (re)connect. Ends only when it is cancelled or closed.
 
-    Who breaks out of the loop closes it: `async with aclosing(listen(url)) as versions`.
+    A caller that leaves the loop must close it: `async with aclosing(listen(url)) as versions`.
     """
-    backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE, jitter=0.5)  # not all the servers at the same moment
+    backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE, jitter=0.5)
     while True:
         try:
-            async with aclosing(_until_it_breaks(url, _channel(prefix))) as heard:
-                async for version in heard:
+            async with aclosing(_listen_once(url, _channel(prefix))) as versions:
+                async for version in versions:
                     backoff.reset()
                     yield version
-        except Exception as error:  # whatever somebody sends on this channel: who listens goes on listening
-            # Once when it breaks, then quietly: a night without Redis need not fill a disk.
-            level = logging.WARNING if backoff.failures == 0 else logging.DEBUG
-            _log.log(level, "no announcements of new versions for now (%s); connecting again", error)
+        except Exception as error:  # whatever arrives on the channel, the listener must continue
+            # Only the first failure is a warning: a long outage must not fill the log.
+            level = logging.DEBUG if backoff.failures else logging.WARNING
+            log.log(level, "no announcements of new versions for now (%s); connecting again", error)
         await asyncio.sleep(backoff.next())
 
 
-async def _until_it_breaks(url: str, channel: str) -> AsyncGenerator[int, None]:
+async def _listen_once(url: str, channel: str) -> AsyncGenerator[int, None]:
+    """Listen until the connection breaks."""
     async with AsyncExitStack() as stack:
-        # No retries of the client's own: it would connect again behind our back, and we would not know what we missed.
+        # No retries inside the client: after a silent reconnect nothing would tell that notices were missed.
         client = Redis.from_url(
             url,
             decode_responses=True,
@@ -62,24 +63,24 @@ async def _until_it_breaks(url: str, channel: str) -> AsyncGenerator[int, None]:
         pubsub = client.pubsub()
         stack.push_async_callback(pubsub.aclose)
         await pubsub.subscribe(channel)
-        asked = False
+        pinged = False
         while True:
             message = await pubsub.get_message(timeout=HEARTBEAT_SECONDS)
             if message is None:
-                if asked:
-                    raise redis.ConnectionError("the other side is silent")
+                if pinged:
+                    raise redis.ConnectionError("Redis does not answer")
                 await pubsub.ping()
-                asked = True
+                pinged = True
                 continue
-            asked = False
+            pinged = False
             if message["type"] == "subscribe":
-                yield LOOK
+                yield CONNECTED
             elif message["type"] == "message":
                 text = str(message["data"])
                 if text.isascii() and text.isdigit() and len(text) <= 18:
                     yield int(text)
                 else:
-                    _log.warning("an announcement that is no version number: %.80r", text)
+                    log.warning("ignored an announcement that is not a version number: %.80r", text)
 
 
 def _channel(prefix: str) -> str:

@@ -1,4 +1,4 @@
-"""The way to Redis: how long we wait, how often we try, and what its failures are called."""
+"""Connections to Redis: timeouts, retries, and the error for all failures."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,34 +9,34 @@ from redis.retry import Retry
 
 from tasks.errors import QueueUnavailable
 
-SOCKET_SECONDS = 5.0  # for an answer; what blocks in Redis must block for less
+SOCKET_SECONDS = 5.0  # for a reply; a blocking command must block for less
 CONNECT_SECONDS = 2.0
-TRIES_AGAIN = 3  # with up to a second between them: a restarted server is back by then
-LONGEST_PAUSE = 1.0
-HEALTH_CHECK_SECONDS = 15  # a connection idle for longer is tried before it is used
+RETRIES = 3
+LONGEST_PAUSE = 1.0  # seconds between retries: enough for a restart of Redis
+HEALTH_CHECK_SECONDS = 15  # a connection that was idle for longer is pinged before use
 
 
 def connect(url: str) -> redis.Redis:
-    """A client for `redis://`, `rediss://` or `unix://`; may be shared by threads. Connects when it is first used."""
+    """Make a client for `redis://`, `rediss://` or `unix://`. Threads may share it. It connects on first use."""
     try:
         return redis.Redis.from_url(
             url,
             decode_responses=True,
-            encoding_errors="replace",  # An id from an address bar may hold anything; it is then simply unknown.
+            encoding_errors="replace",  # a task id from a URL may hold lone surrogates; it is then unknown
             socket_timeout=SOCKET_SECONDS,
             socket_connect_timeout=CONNECT_SECONDS,
             health_check_interval=HEALTH_CHECK_SECONDS,
-            retry=Retry(EqualJitterBackoff(cap=LONGEST_PAUSE, base=0.05), TRIES_AGAIN),
+            retry=Retry(EqualJitterBackoff(cap=LONGEST_PAUSE, base=0.05), RETRIES),
         )
     except ValueError as error:
         raise QueueUnavailable(
-            f"the address of Redis is wrong ({error}): give redis://host:port or unix:///path in OPENWORLD_REDIS_URL"
+            f"the address of Redis is wrong ({error}): set OPENWORLD_REDIS_URL to redis://host:port or unix:///path"
         ) from error
 
 
 @contextmanager
-def reaching_redis() -> Iterator[None]:
-    """Whatever Redis or the way to it fails with, it is the queue that cannot be used now."""
+def redis_errors() -> Iterator[None]:
+    """Raise every error of Redis or of the connection as `QueueUnavailable`."""
     try:
         yield
     except redis.RedisError as error:

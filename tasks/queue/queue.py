@@ -24,7 +24,7 @@ from typing import Any, Literal, get_args
 import redis
 
 from tasks.errors import IdempotencyConflict, QueueFull, UnknownTask, WrongState
-from tasks.queue.connection import SOCKET_SECONDS, reaching_redis
+from tasks.queue.connection import SOCKET_SECONDS, redis_errors
 from tasks.queue.lease import Lease
 from tasks.queue.task import ENDED, STATES, Task, TaskState, TaskSummary
 
@@ -152,13 +152,13 @@ class TaskQueue:
 
     def _wait(self, after: str, seconds: float) -> None:
         """Block until the stream has an entry after this one. A read without the group claims nothing."""
-        with reaching_redis():
+        with redis_errors():
             self._client.xread({f"{self.prefix}:tasks": after}, count=1, block=max(1, round(seconds * 1000)))
 
     # Read
 
     def get(self, task_id: str) -> Task:
-        with reaching_redis():
+        with redis_errors():
             record: Any = self._client.hgetall(f"{self.prefix}:task:{task_id}")
         if not record:
             raise self._unknown(task_id)
@@ -205,7 +205,7 @@ class TaskQueue:
         # Not ASCII: the client replaces lone surrogates, which Redis cannot decode.
         named = json.dumps(self._settings | {"now": self._clock().isoformat()} | known, ensure_ascii=False)
         flat = [text for pair in (fields or {}).items() for text in pair]
-        with reaching_redis():
+        with redis_errors():
             reply: list[Any] = self._scripts[script](keys=[self.prefix], args=[named, *flat])
         return reply
 

@@ -14,7 +14,7 @@ import redis
 
 from openworld.up.embedded_redis import RedisServer
 from tasks.queue import announcements
-from tasks.queue.announcements import LOOK, announce, listen
+from tasks.queue.announcements import CONNECTED, announce, listen
 from tasks.queue.connection import connect
 from tests.support.redis_servers import FEWER_SERVERS_AND_PROTOCOLS
 
@@ -63,7 +63,7 @@ def test_a_listener_looks_first_and_then_hears_every_version(url: str, client: r
             announce(client, 8)
             return [first, await heard(versions), await heard(versions)]
 
-    assert asyncio.run(main()) == [LOOK, 7, 8]
+    assert asyncio.run(main()) == [CONNECTED, 7, 8]
 
 
 def test_a_listener_survives_the_server_and_looks_again(server: RedisServer, url: str, client: redis.Redis) -> None:
@@ -78,7 +78,7 @@ def test_a_listener_survives_the_server_and_looks_again(server: RedisServer, url
             announce(client, 9)
             return [*found, await heard(versions)]
 
-    assert asyncio.run(main()) == [LOOK, LOOK, 9]
+    assert asyncio.run(main()) == [CONNECTED, CONNECTED, 9]
 
 
 def test_a_listener_may_come_before_the_server(tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_a_listener_may_come_before_the_server(tmp_path: Path) -> None:
             return await waiting
 
     try:
-        assert asyncio.run(main()) == LOOK
+        assert asyncio.run(main()) == CONNECTED
     finally:
         server.stop()
 
@@ -111,7 +111,7 @@ def test_silence_is_no_loss_while_the_server_answers(
             announce(client, 3)
             return [*found, await waiting]
 
-    assert asyncio.run(main()) == [LOOK, 3]
+    assert asyncio.run(main()) == [CONNECTED, 3]
 
 
 def test_a_server_that_hangs_is_left_and_found_again(
@@ -132,7 +132,7 @@ def test_a_server_that_hangs_is_left_and_found_again(
                 os.kill(server.pid, signal.SIGCONT)
             return [*found, await waiting]
 
-    assert asyncio.run(main()) == [LOOK, LOOK]
+    assert asyncio.run(main()) == [CONNECTED, CONNECTED]
 
 
 def test_a_listener_can_be_cancelled_listening_or_connecting(url: str, tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ def test_what_is_no_version_is_passed_over(url: str, client: redis.Redis) -> Non
             announce(client, 4)
             return [first, await heard(versions)]
 
-    assert asyncio.run(main()) == [LOOK, 4]
+    assert asyncio.run(main()) == [CONNECTED, 4]
 
 
 def test_an_announcement_that_nobody_takes_is_logged_and_no_error(
