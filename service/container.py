@@ -25,9 +25,7 @@ from service.inference.metrics import Metrics
 from service.inference.recent_predictions import Recent
 from service.settings import ServiceSettings
 from tasks.batch.check import BatchLimits
-from tasks.queue.announcements import announce, listen
-from tasks.queue.connection import connect
-from tasks.queue.queue import TaskQueue
+from tasks.queue import TaskQueue, announce, connect, listen
 
 log = logging.getLogger(__name__)
 

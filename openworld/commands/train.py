@@ -40,9 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
     # Here and not above: the other commands do not need it.
     from prometheus_client import start_http_server
 
-    from tasks.queue.announcements import announce
-    from tasks.queue.connection import connect
-    from tasks.queue.queue import TaskQueue
+    from tasks.queue import TaskQueue, announce, connect
     from trainer.worker.metrics import WorkerMetrics
     from trainer.worker.worker import Worker
 

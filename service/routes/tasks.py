@@ -23,7 +23,7 @@ from service.wire.tasks import Labels, TaskAnswer, TaskPage
 from tasks.batch.check import LabelledBatch
 from tasks.errors import BatchError, QueueUnavailable, UnknownTask
 from tasks.images.store import ImageStore
-from tasks.queue.task import STATES, Task, TaskState
+from tasks.queue import STATES, Task, TaskState
 
 log = logging.getLogger(__name__)
 router = APIRouter(tags=["labellers"])

@@ -34,7 +34,7 @@ from openworld.cli import parser
 from openworld.environment import KNOWN
 from openworld.up.embedded_redis import find_binary
 from service.settings import ServiceSettings
-from tasks.queue.connection import connect
+from tasks.queue import connect
 from tests.support.paths import ROOT
 from tests.support.servers import wait_until
 from tests.support.settings import variables

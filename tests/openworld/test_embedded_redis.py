@@ -17,7 +17,7 @@ import pytest
 from openworld.environment import REDIS_SERVER
 from openworld.up.embedded_redis import RedisServer, find_binary
 from tasks.errors import QueueUnavailable
-from tasks.queue.connection import connect
+from tasks.queue import connect
 from tests.support.paths import ROOT
 from tests.support.redis_servers import REDIS_SERVERS
 

@@ -21,7 +21,7 @@ import pytest
 import redis
 
 from openworld.up.embedded_redis import RedisServer
-from tasks.queue.connection import connect
+from tasks.queue import connect
 from tests.support.paths import ROOT
 from tests.support.servers import known_image, learned_folder, novel_image, wait_until
 from tests.support.settings import clean_environment, variables

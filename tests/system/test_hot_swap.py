@@ -16,8 +16,7 @@ import pytest
 
 from models.versions.store import VersionStore
 from openworld.up.embedded_redis import RedisServer
-from tasks.queue.announcements import announce
-from tasks.queue.connection import connect
+from tasks.queue import announce, connect
 from tests.support.servers import RunningServer, known_image, learned_folder, running_server, wait_until
 
 CLIENTS = 32

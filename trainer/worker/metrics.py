@@ -7,7 +7,7 @@ from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 
 from models.versions.manifest import Manifest
-from tasks.queue.queue import TaskQueue
+from tasks.queue import TaskQueue
 
 SECONDS = (1.0, 5.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0, 14400.0)
 

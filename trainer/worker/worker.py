@@ -24,9 +24,7 @@ from models.versions.store import VersionStore
 from tasks.batch.check import LabelledBatch, LabelledImage
 from tasks.errors import BatchError, LeaseLost, QueueUnavailable
 from tasks.images.store import ImageStore
-from tasks.queue.lease import Lease
-from tasks.queue.queue import TaskQueue
-from tasks.queue.task import Task, TaskProgress
+from tasks.queue import Lease, Task, TaskProgress, TaskQueue
 from trainer.learning.progress import Event
 from trainer.learning.settings import LearnerSettings
 from trainer.publish import Outcome, learn_batch

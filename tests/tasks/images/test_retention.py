@@ -20,7 +20,7 @@ from openworld.up.embedded_redis import RedisServer
 from tasks.errors import BatchError, QueueUnavailable
 from tasks.images.retention import Retention
 from tasks.images.store import ImageStore
-from tasks.queue.queue import TaskQueue
+from tasks.queue import TaskQueue
 from tests.support.images import make_image
 from tests.support.manifests import make_manifest, manifest_of
 from tests.support.redis_servers import client_of, make_task

@@ -13,9 +13,8 @@ import pytest
 import redis
 
 from openworld.up.embedded_redis import RedisServer
-from tasks.queue import announcements
+from tasks.queue import announcements, connect
 from tasks.queue.announcements import CONNECTED, announce, listen
-from tasks.queue.connection import connect
 from tests.support.redis_servers import FEWER_SERVERS_AND_PROTOCOLS
 
 

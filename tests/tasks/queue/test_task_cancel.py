@@ -3,8 +3,7 @@
 import pytest
 
 from tasks.errors import WrongState
-from tasks.queue.queue import TaskQueue
-from tasks.queue.task import TaskProgress, TaskState
+from tasks.queue import TaskProgress, TaskQueue, TaskState
 from tests.support.redis_servers import (
     FEWER_SERVERS_AND_PROTOCOLS,
     claim_next,

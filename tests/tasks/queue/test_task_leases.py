@@ -9,9 +9,8 @@ import pytest
 import redis
 
 from tasks.errors import LeaseLost
-from tasks.queue.lease import Lease
+from tasks.queue import Lease, TaskProgress
 from tasks.queue.queue import POLL_SECONDS, TaskQueue
-from tasks.queue.task import TaskProgress
 from tests.support.redis_servers import (
     EVERY_CALL,
     SERVERS_AND_PROTOCOLS,

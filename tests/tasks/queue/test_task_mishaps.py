@@ -5,8 +5,7 @@ from collections.abc import Callable
 import pytest
 import redis
 
-from tasks.queue.lease import Lease
-from tasks.queue.queue import TaskQueue
+from tasks.queue import Lease, TaskQueue
 from tests.support.redis_servers import (
     EVERY_CALL,
     FEWER_SERVERS_AND_PROTOCOLS,

@@ -10,9 +10,7 @@ import pytest
 import redis
 
 from tasks.errors import IdempotencyConflict, QueueFull, QueueUnavailable, UnknownTask
-from tasks.queue.connection import connect
-from tasks.queue.queue import TaskQueue
-from tasks.queue.task import STATES, TaskProgress, TaskState
+from tasks.queue import STATES, TaskProgress, TaskQueue, TaskState, connect
 from tests.support.redis_servers import (
     SERVERS_AND_PROTOCOLS,
     claim_next,

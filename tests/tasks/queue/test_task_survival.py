@@ -20,10 +20,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from openworld.up.embedded_redis import RedisServer
 from tasks.errors import LeaseLost, QueueUnavailable, WrongState
-from tasks.queue.connection import connect
-from tasks.queue.lease import Lease
+from tasks.queue import ENDED, Lease, Task, TaskProgress, TaskState, connect
 from tasks.queue.queue import UNHELD, TaskQueue
-from tasks.queue.task import ENDED, Task, TaskProgress, TaskState
 from tests.support.paths import ROOT
 from tests.support.redis_servers import REDIS_SERVERS, claim_next, client_of, expire_lease, make_task
 
@@ -31,8 +29,7 @@ EXAMPLES = 10  # thousands were tried when this was written
 
 WORKER = """
 import sys, time
-from tasks.queue.queue import TaskQueue
-from tasks.queue.connection import connect
+from tasks.queue import TaskQueue, connect
 
 lease = TaskQueue(connect(sys.argv[1]), lease_seconds=0.6).claim("victim", block_seconds=5)
 print(lease.task.id, flush=True)
