@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from openworld.cli import parser
+from openworld.environment import DROPPED, KNOWN, PREFIX, RENAMED
 from tests.support.paths import ROOT
 
 PAGES = sorted(
@@ -26,7 +27,7 @@ FOLDERS = "models|tasks|trainer|service|openworld|tests|docs|deploy|benchmarks|e
 PATH = re.compile(
     rf"(?<![\w/.<-])((?:{FOLDERS})/(?:[\w.*-]+/)*(?:[\w.*-]+\.(?:py|lua|md|json|yml|toml|sh|html|js|css))?)(?::(\w+))?"
 )
-NOT_PATHS = {"CHANGELOG.md"}  # it also names files of earlier releases
+HISTORY = {"CHANGELOG.md"}  # it also names files and settings of earlier releases
 
 
 def named(page: Path) -> str:
@@ -77,7 +78,7 @@ def _anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page.name not in NOT_PATHS], ids=named)
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name not in HISTORY], ids=named)
 def test_files_and_definitions_that_a_page_names_exist(page: Path) -> None:
     missing = []
     for path, name in PATH.findall(page.read_text()):
@@ -101,6 +102,30 @@ def test_a_documented_command_exists(page: Path, line: str) -> None:
     command = re.split(r"\s{2,}|\s#|[|&;>]", line)[0]
     words = shlex.split(command)[1:]
     parser().parse_args(words)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name not in HISTORY], ids=named)
+def test_settings_that_a_page_names_exist(page: Path) -> None:
+    assert set(re.findall(r"OPENWORLD_[A-Z_]*[A-Z]", page.read_text())) <= KNOWN
+
+
+def test_the_changelog_lists_every_renamed_and_removed_setting() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text()
+    rows = dict(re.findall(rf"^\| `{PREFIX}(\w+)` \| (.+) \|$", text, re.MULTILINE))
+    wrong = {old for old, now in rows.items() if not set(re.findall(r"`(\w+)`", now)) <= KNOWN}
+    assert not wrong
+    assert not {f"{PREFIX}{old}" for old in rows} & KNOWN
+    assert set(RENAMED) <= set(rows)
+    present = {name for now in rows.values() for name in re.findall(r"`(\w+)`", now)}
+    assert present == {name for name in KNOWN if re.match(rf"{PREFIX}(SERVE|TRAIN|UP)_", name)}
+    assert not [name for name in DROPPED if f"`{PREFIX}{name}`" not in text]
+
+
+def test_dashboards_and_panels_that_the_operations_page_names_exist() -> None:
+    dashboards = "".join(path.read_text() for path in (ROOT / "deploy" / "grafana" / "dashboards").glob("*.json"))
+    named = re.findall(r"(?<![*\w])\*(?!\*)([A-Z][^*\n]+)\*(?!\*)", (ROOT / "docs" / "operations.md").read_text())
+    assert named
+    assert [title for title in named if f'"title": "{title}"' not in dashboards] == []
 
 
 # Decisions
