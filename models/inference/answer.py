@@ -7,10 +7,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from models.inference.calibration import p_novel
-from models.inference.evidence import Evidence
+from models.inference.evidence import Evidence, Floats
 from models.inference.model import Model
 
 NEAREST = 3
@@ -18,15 +17,15 @@ NEAREST = 3
 
 @dataclass(frozen=True)
 class Answer:
-    """What the service says of an image."""
+    """What the model says about an image."""
 
     label: str | None  # None when novel
     novel: bool
-    score: float | None  # log of the rule's best class score; None while nothing is learned
-    calibrated_score: float  # its quantile among held-out known images
+    score: float | None  # the rule's log-score of the best class; None while nothing is learned
+    calibrated_score: float  # the quantile of `score` among held-out known images
     p_novel: float
-    task: int | None  # of the best class, novel or not
-    nearest: list[tuple[str, float]]  # known classes that it looks like, with their shares of the rule's score
+    task: int | None  # the task of the best class, also when novel
+    nearest: list[tuple[str, float]]  # the most similar known classes and their shares, best first; see `answer`
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -36,7 +35,13 @@ NOTHING_KNOWN = Answer(None, True, None, 0.0, 1.0, None, [])
 
 
 def answer(model: Model, evidence: Evidence) -> list[Answer]:
-    """Algorithm 2 for n images: argmax over all classes of all tasks, and its maximum against the threshold."""
+    """Algorithm 2 for n images: the argmax over all classes of all tasks, novel if its score is below the threshold.
+
+    A class's share in `nearest` is its part of the rule's scores times the probability of a known class, 1 - p_novel.
+    `p_novel` and the threshold are different measures and can disagree: for a novel answer the probability of a known
+    class counts as at most 1/2, for a known answer as at least 1/2. All shares together are therefore at most 1, and at
+    most 1/2 for a novel image.
+    """
     n = len(evidence.frozen)
     if not model.tasks:
         return [NOTHING_KNOWN] * n
@@ -44,14 +49,17 @@ def answer(model: Model, evidence: Evidence) -> list[Answer]:
     scores = log_scores.max(axis=1)
     calibrated = model.calibration.calibrated(scores)
     novelty = p_novel(model.calibration.p_known(evidence))
-    shares = _shares(log_scores)
+    weights = np.exp(log_scores - scores[:, None])
+    parts = weights / weights.sum(axis=1, keepdims=True)
     order = np.argsort(-log_scores, axis=1, kind="stable")
     labels, tasks, threshold = model.labels, model.task_of_class, float(model.calibration.threshold[0])
     answers = []
     for i in range(n):
         best = int(order[i, 0])
-        # Written so that a score that is not a number is novel, too. What people retired is not known any more.
+        # `not >=` makes a NaN score novel. An image of a retired class is novel.
         novel = not scores[i] >= threshold or labels[best] is None
+        p_known = 1 - float(novelty[i])
+        p_known = min(p_known, 0.5) if novel else max(p_known, 0.5)
         answers.append(
             Answer(
                 label=None if novel else labels[best],
@@ -60,26 +68,17 @@ def answer(model: Model, evidence: Evidence) -> list[Answer]:
                 calibrated_score=float(calibrated[i]),
                 p_novel=float(novelty[i]),
                 task=int(tasks[best]),
-                nearest=_nearest(labels, shares[i], order[i]),
+                nearest=_nearest(labels, p_known * parts[i], order[i].tolist()),
             )
         )
     return answers
 
 
-def _nearest(
-    labels: Sequence[str | None], shares: NDArray[np.float64], order: NDArray[np.int64]
-) -> list[tuple[str, float]]:
-    """The best labels; classes that were merged are one, and retired ones are none."""
+def _nearest(labels: Sequence[str | None], shares: Floats, order: Sequence[int]) -> list[tuple[str, float]]:
+    """The labels of the best classes; merged classes add up, retired classes are left out."""
     total: dict[str, float] = {}
     for c in order:
         label = labels[c]
         if label is not None and (label in total or len(total) < NEAREST):
             total[label] = total.get(label, 0.0) + float(shares[c])
     return sorted(total.items(), key=lambda entry: -entry[1])
-
-
-def _shares(log_scores: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Each class's share of the scores' sum."""
-    weights = np.exp(log_scores - log_scores.max(axis=1, keepdims=True))
-    out: NDArray[np.float64] = weights / weights.sum(axis=1, keepdims=True)
-    return out

@@ -30,7 +30,7 @@ _NOVELTY: dict[str, Any] = {
     "score": -19.8,
     "calibrated_score": 0.01,
     "p_novel": 0.97,
-    "nearest": [{"label": "apple", "share": 0.61}, {"label": "pear", "share": 0.3}],
+    "nearest": [{"label": "apple", "share": 0.02}, {"label": "pear", "share": 0.01}],
     "prediction_id": _PREDICTION,
     "client": "robot-3",
     "bytes": 48213,

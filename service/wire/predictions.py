@@ -14,7 +14,7 @@ _KNOWN: dict[str, Any] = {
     "calibrated_score": 0.62,
     "p_novel": 0.08,
     "task": 0,
-    "nearest": [{"label": "apple", "share": 0.93}, {"label": "pear", "share": 0.05}],
+    "nearest": [{"label": "apple", "share": 0.87}, {"label": "pear", "share": 0.04}],
     "version": 7,
 }
 _NOVEL: dict[str, Any] = {
@@ -25,6 +25,7 @@ _NOVEL: dict[str, Any] = {
     "score": -19.8,
     "calibrated_score": 0.01,
     "p_novel": 0.97,
+    "nearest": [{"label": "apple", "share": 0.02}, {"label": "pear", "share": 0.01}],
 }
 _FAILED: dict[str, Any] = {
     "error": {"code": "broken_image", "detail": "the image cannot be decoded, it is damaged or cut short"}
@@ -35,7 +36,10 @@ class Nearest(BaseModel):
     """A known class that the image resembles."""
 
     label: str
-    share: float = Field(description="its share of all classes' scores, 0 to 1")
+    share: float = Field(
+        description="probability of this class; all shares sum to 1 - p_novel, at most 0.5 for a "
+        "novel image and at least 0.5 otherwise"
+    )
 
 
 class Prediction(BaseModel):
