@@ -34,7 +34,7 @@ from trainer.learning.memory import Samples, check_size, unseen
 from trainer.learning.progress import Listener, Progress
 from trainer.learning.reproducibility import configure_torch, select_device
 from trainer.learning.settings import LearnerSettings
-from trainer.learning.tokens import Tokens
+from trainer.learning.tokens import TokenCache
 
 log = logging.getLogger(__name__)
 
@@ -178,7 +178,7 @@ def _learn(
     images = ImageStore(store.root)
     parent = parent.without_deleted(images)
     device = select_device(settings)
-    learner = Learner(backbone, Tokens(backbone, images.read, settings.seed, device), settings)
+    learner = Learner(backbone, TokenCache(backbone, images.read, settings.seed, device), settings)
     checkpoint = Checkpoint(_checkpoint_folder(store, batch), _fingerprint(batch, parent, settings, device, backbone))
     progress = Progress(batch.task_id, listener)
     learned = learner.learn(parent.model or learner.empty(), parent.samples, batch.keys, checkpoint, progress)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.learning.evaluation import auc
+from trainer.learning.gate import auc
 
 Floats = NDArray[np.float64]
 

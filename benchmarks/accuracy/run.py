@@ -14,14 +14,13 @@ from models.inference.evidence import Features
 from models.inference.model import Head, Model
 from models.network.adapted_blocks import tensors_of
 from models.network.backbone import Backbone
+from trainer.learning.calibration import fit_rule, held_out_evidence
 from trainer.learning.checkpoint import Checkpoint
-from trainer.learning.evaluation import held_out_evidence
 from trainer.learning.learner import Learner
 from trainer.learning.memory import Samples
 from trainer.learning.progress import Event, Progress
-from trainer.learning.rule_fit import fit_rule
 from trainer.learning.settings import LearnerSettings
-from trainer.learning.tokens import Tokens
+from trainer.learning.tokens import TokenCache
 
 
 class Method(NamedTuple):
@@ -80,8 +79,8 @@ def _train(
     methods: dict[str, Method],
     listener: Callable[[Event], None],
 ) -> tuple[dict[str, list[Step]], list[dict[str, float]]]:
-    tokens = Tokens(backbone, images.read, settings.seed)
-    test = Tokens(backbone, images.read)
+    tokens = TokenCache(backbone, images.read, settings.seed)
+    test = TokenCache(backbone, images.read)
     learner = Learner(backbone, tokens, settings)
     model, samples = learner.empty(), Samples()
     first_heads: dict[int, Head] = {}
@@ -93,8 +92,8 @@ def _train(
         progress = Progress(f"{number} of {len(stream.tasks)}", listener)
         learned = learner.learn(model, samples, task, Checkpoint(None), progress)
         model, samples = learned.model, learned.samples
-        if learned.fresh_head is not None:
-            first_heads[number - 1] = learned.fresh_head
+        if learned.new_head is not None:
+            first_heads[number - 1] = learned.new_head
         features = Features([*features.tasks, test.features(stream.test_keys, tensors_of(model.tasks[-1]))], frozen)
         capacity.append(model.shared.capacity)
         held_out = learner.features(model, [sample.key for sample in samples.held_out])

@@ -17,7 +17,6 @@ from torchvision import transforms
 
 from models.errors import BrokenImage, ImageError, ImageTooLarge, UnsupportedImage
 from models.images import ImageLimits, Preprocessing, load_pixels, read_image
-from trainer.learning.augmentation import augment
 
 IMAGENET = Preprocessing(256, 224, "bicubic", (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 ORIENTATION = 0x0112
@@ -433,45 +432,3 @@ def test_preprocessing_refuses_a_missing_value() -> None:
     del values["std"]
     with pytest.raises(ValueError, match="needs exactly"):
         Preprocessing.from_dict(values)
-
-
-# Augmentation (trainer only)
-
-
-@given(st.integers(1, 300), st.integers(1, 300), st.integers(0, 2**32))
-@settings(max_examples=40, deadline=None)
-def test_augmentation_keeps_most_of_the_image(width: int, height: int, seed: int) -> None:
-    result = augment(Image.new("RGB", (width, height)), np.random.default_rng(seed))
-    assert result.mode == "RGB"
-    assert 1 <= result.width <= width
-    assert 1 <= result.height <= height
-    # Half a pixel a side is rounding.
-    assert (result.width + 0.5) * (result.height + 0.5) >= 0.8 * width * height
-    stretch = (result.width / width) / (result.height / height)
-    if min(width, height) >= 100:
-        assert 0.88 <= stretch <= 1.12
-
-
-def test_the_same_generator_gives_the_same_augmentation() -> None:
-    image = Image.fromarray(noise(60, 40))
-    first, second = (augment(image, np.random.default_rng(3)) for _ in range(2))
-    assert np.array_equal(pixels(first), pixels(second))
-
-
-def test_flipping_can_be_turned_off_and_is_otherwise_a_coin_toss() -> None:
-    ramp = smooth(64, 64)
-    left_to_right = [
-        [pixels(augment(ramp, np.random.default_rng(seed), flip=flip))[:, :, 0] for seed in range(200)]
-        for flip in (True, False)
-    ]
-    mirrored = [sum(bool(image[0, 0] > image[0, -1]) for image in images) for images in left_to_right]
-    assert 70 <= mirrored[0] <= 130
-    assert mirrored[1] == 0
-
-
-def test_brightness_moves_by_at_most_fifteen_percent() -> None:
-    means = [
-        pixels(augment(Image.new("RGB", (32, 32), (100,) * 3), np.random.default_rng(s))).mean() for s in range(100)
-    ]
-    assert 84 <= min(means) < 92
-    assert 108 < max(means) <= 116

@@ -25,7 +25,7 @@ from tests.support.manifests import manifest_of
 from tests.support.settings import clean_environment, variables
 from tests.support.tiny_model import TinyImages, class_tasks, learn_tasks, tiny_backbone, tiny_settings
 from trainer.learning.learner import Learner
-from trainer.learning.tokens import Tokens
+from trainer.learning.tokens import TokenCache
 
 IMAGES = TinyImages()
 
@@ -57,7 +57,7 @@ def _template() -> Path:
         {name: [images.put(IMAGES.read(key)) for key in keys] for name, keys in batch.items()}
         for batch in class_tasks([2, 2, 1], images=12)
     ]
-    learner = Learner(backbone, Tokens(backbone, images.read, settings.seed), settings)
+    learner = Learner(backbone, TokenCache(backbone, images.read, settings.seed), settings)
     for number, learned in enumerate(learn_tasks(learner, batches)):
         manifest = manifest_of(learned.model, backbone.spec, parent=number or None, graphs=graphs)
         store.publish(manifest, learned.model.tensors(), learned.samples.to_json())

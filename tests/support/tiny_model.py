@@ -24,7 +24,7 @@ from trainer.learning.learner import Learned, Learner
 from trainer.learning.memory import Samples
 from trainer.learning.progress import Progress
 from trainer.learning.settings import LearnerSettings
-from trainer.learning.tokens import Tokens
+from trainer.learning.tokens import TokenCache
 
 torch.set_num_threads(1)
 
@@ -108,7 +108,7 @@ def tiny_settings(**settings: Any) -> LearnerSettings:
 def tiny_learner(blocks: int = 1, noise: float = 20.0, **settings: Any) -> Learner:
     """A learner on the tiny backbone; `settings` are those of LearnerSettings and its recipe."""
     chosen, backbone = tiny_settings(**settings), tiny_backbone(blocks)
-    return Learner(backbone, Tokens(backbone, TinyImages(noise).read, chosen.seed), chosen)
+    return Learner(backbone, TokenCache(backbone, TinyImages(noise).read, chosen.seed), chosen)
 
 
 def silent_progress(task: str = "task") -> Progress:

@@ -1,14 +1,13 @@
-"""Cross-fit: with few images a class, every image is trained on, and each is also judged by a model that was not.
+"""Cross-fit: with few images per class, train on every image and still score each with a network that has not seen it.
 
-One held-out image calibrates nothing, and holding out more would starve the training. So the task is trained again
-once a fold without that fold's images, only to see what they get from a network that has never met them. What is kept
-of it is a difference, image by image, between being held out and being trained on; the fold's network is thrown away.
+A single held-out image cannot calibrate a class, and holding out more would leave too few to train on. So the task is
+trained once more per fold without the images of the fold. For each image the difference between being held out and
+being trained on is kept; the fold's network is discarded.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,58 +15,62 @@ from numpy.typing import NDArray
 from models.inference.evidence import SMALLEST_DISTANCE
 from models.inference.model import Model
 from models.network.adapted_blocks import tensors_of
-from trainer.learning.fit import Fitted, TaskData
-from trainer.learning.memory import HeldOut, folds
+from trainer.learning.memory import HeldOut
+from trainer.learning.tokens import TokenCache
+from trainer.learning.train_task import TaskData
 
-if TYPE_CHECKING:
-    from trainer.learning.learner import Learner
+Floats = NDArray[np.float64]
 
 
 def cross_fit(
-    learner: Learner,
+    tokens: TokenCache,
     model: Model,
-    classes: Sequence[str],
     data: TaskData,
-    run: Callable[[TaskData, str], Fitted],
-    assemble: Callable[[TaskData, Fitted], Model],
+    train: Callable[[TaskData, str], Model],
     name: str,
+    folds: int,
     rng: np.random.Generator,
 ) -> list[HeldOut]:
-    """What each image of the new task, the last one of `model`, would have got as a held-out one."""
-    labels = np.asarray(data.labels)
-    fold_of = folds(data.labels, learner.settings.folds, rng)
+    """What training on each image of the newest task `name` changes in its evidence.
+
+    `train` returns a model like `model` whose newest task is trained on other data, in a phase of the given name.
+    """
+    classes, labels = model.tasks[-1].classes, np.asarray(data.labels)
+    fold_of = assign_folds(data.labels, folds, rng)
     out: list[HeldOut] = []
-    for fold in range(learner.settings.folds):
+    for fold in range(folds):
         inside, outside = np.flatnonzero(fold_of == fold).tolist(), np.flatnonzero(fold_of != fold).tolist()
         if len(inside) == 0 or set(labels[outside]) != set(labels):
             continue
-        part = TaskData([data.keys[i] for i in outside], labels[outside].tolist(), data.classes, data.replay)
-        without = assemble(part, run(part, f"{name}, fold {fold + 1} of {learner.settings.folds}"))
+        rest = data._replace(keys=[data.keys[i] for i in outside], labels=labels[outside].tolist())
         keys = [data.keys[i] for i in inside]
-        apart = _newest(learner, without, keys)
-        together = _newest(learner, model, keys, labels[inside])
+        held_out = _newest_evidence(tokens, train(rest, f"{name}, fold {fold + 1} of {folds}"), keys)
+        trained_on = _newest_evidence(tokens, model, keys, labels[inside])
+        shifts, ratios = held_out[0] - trained_on[0], held_out[1] / trained_on[1]
         out += [
-            HeldOut(
-                key=key,
-                label=classes[labels[i]],
-                logit_shift=tuple((apart.logits[row] - together.logits[row]).tolist()),
-                distance_ratio=tuple((apart.distances[row] / together.distances[row]).tolist()),
-            )
-            for row, (i, key) in enumerate(zip(inside, keys, strict=True))
+            HeldOut(key, classes[labels[i]], tuple(shift.tolist()), tuple(ratio.tolist()))
+            for i, key, shift, ratio in zip(inside, keys, shifts, ratios, strict=True)
         ]
     return out
 
 
-class _Newest(NamedTuple):
-    """What the model's newest task says of some images."""
+def assign_folds(labels: Sequence[int], count: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    """The fold of each image; the images of a class are spread evenly."""
+    out = np.zeros(len(labels), np.int64)
+    for label in np.unique(labels):
+        own = rng.permutation(np.flatnonzero(np.asarray(labels) == label))
+        out[own] = np.arange(len(own)) % count
+    return out
 
-    logits: NDArray[np.float64]
-    distances: NDArray[np.float64]
 
-
-def _newest(learner: Learner, model: Model, keys: Sequence[str], labels: NDArray[np.int64] | None = None) -> _Newest:
-    """`labels`: the images' classes, where the task's statistics were fitted on them too."""
+def _newest_evidence(
+    tokens: TokenCache, model: Model, keys: Sequence[str], fitted_labels: NDArray[np.int64] | None = None
+) -> tuple[Floats, Floats]:
+    """Logits and distances of the newest task; `fitted_labels` if its statistics were fitted on these images."""
     task = model.tasks[-1]
-    z = learner.tokens.features(keys, tensors_of(task))
-    distances = task.gaussians.distances(z) if labels is None else task.gaussians.distances_without(z, labels)
-    return _Newest(task.head.logits(z), np.maximum(distances, SMALLEST_DISTANCE))
+    z = tokens.features(keys, tensors_of(task))
+    if fitted_labels is None:
+        distances = task.gaussians.distances(z)
+    else:
+        distances = task.gaussians.distances_without(z, fitted_labels)
+    return task.head.logits(z), np.maximum(distances, SMALLEST_DISTANCE)

@@ -1,4 +1,4 @@
-"""The evaluation gate: a version that loses too much of what its parent knew is not published."""
+"""The evaluation gate: reject a version that loses too much of what its parent knew."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from models.inference.evidence import Evidence
 from models.inference.model import Model
-from trainer.learning.evaluation import is_right, task_auc
 from trainer.learning.settings import LearnerSettings
 
 
@@ -29,10 +29,8 @@ class TaskReport:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the gate found."""
-
     tasks: tuple[TaskReport, ...]
-    reasons: tuple[str, ...]  # why it is rejected; empty: accepted
+    reasons: tuple[str, ...]  # why the version is rejected; empty if it is accepted
 
     @property
     def accepted(self) -> bool:
@@ -50,35 +48,29 @@ def judge(
     labels: Sequence[str],
     settings: LearnerSettings,
 ) -> Verdict:
-    """Both versions on the same held-out images of all tasks.
+    """Compare both versions on the same held-out images of all tasks.
 
-    Accuracy is over all classes that a version knows. AUC is task k's own score for its images against all others,
-    the new task's among them, so that the parent has it too when it knows one task only.
+    Accuracy counts all classes that a version knows. AUC compares task k's own score for its images with all other
+    images, those of the new task included, so that a parent with one task has an AUC too.
     """
     reports = []
-    right_after = is_right(model, after, labels)
-    right_before = is_right(parent, before, labels) if parent and before else None
+    correct_after = is_correct(model, after, labels)
+    correct_before = is_correct(parent, before, labels) if parent and before else None
     for k, task in enumerate(model.tasks):
         own = np.array([label in task.classes for label in labels], bool)
-        old = parent is not None and before is not None and k < len(parent.tasks)
-        reports.append(
-            TaskReport(
-                task=k,
-                classes=task.classes,
-                images=int(own.sum()),
-                accuracy_before=float(right_before[own].mean())
-                if old and right_before is not None and own.any()
-                else None,
-                accuracy_after=float(right_after[own].mean()) if own.any() else None,
-                auc_before=task_auc(parent, before, labels, k) if old and parent and before else None,
-                auc_after=task_auc(model, after, labels, k),
-            )
-        )
+        accuracy_before = auc_before = None
+        if parent and before and correct_before is not None and k < len(parent.tasks):
+            accuracy_before = float(correct_before[own].mean()) if own.any() else None
+            auc_before = task_auc(parent, before, labels, k)
+        accuracy_after = float(correct_after[own].mean()) if own.any() else None
+        auc_after = task_auc(model, after, labels, k)
+        images = int(own.sum())
+        reports.append(TaskReport(k, task.classes, images, accuracy_before, accuracy_after, auc_before, auc_after))
     return Verdict(tuple(reports), tuple(_reasons(reports, settings)))
 
 
 def _reasons(reports: Sequence[TaskReport], settings: LearnerSettings) -> list[str]:
-    """Old tasks together, weighted by their images: one task's few held-out images say little alone."""
+    """Losses of all old tasks together, weighted by images: a single task has too few held-out images to judge."""
     reasons = []
     for what, before, after, margin in (
         ("accuracy", "accuracy_before", "accuracy_after", settings.gate_accuracy),
@@ -96,3 +88,26 @@ def _reasons(reports: Sequence[TaskReport], settings: LearnerSettings) -> list[s
                 f"(OPENWORLD_TRAIN_GATE_{what.upper()} sets the margin)"
             )
     return reasons
+
+
+def is_correct(model: Model, evidence: Evidence, labels: Sequence[str]) -> NDArray[np.bool_]:
+    """Whether the best class of each image is its label, novel or not: (n,)."""
+    best = model.rule.log_scores(evidence).argmax(axis=1)
+    return np.array([model.classes[b] == label for b, label in zip(best, labels, strict=True)], bool)
+
+
+def task_auc(model: Model, evidence: Evidence, labels: Sequence[str], task: int) -> float | None:
+    """AUC_k of the paper: task k's own score, its images against all others."""
+    start = int(np.searchsorted(model.task_of_class, task))
+    scores = model.rule.log_scores(evidence)[:, start : start + len(model.tasks[task].classes)].max(axis=1)
+    own = np.array([label in model.tasks[task].classes for label in labels], bool)
+    return auc(scores[own], scores[~own])
+
+
+def auc(positive: NDArray[np.floating], negative: NDArray[np.floating]) -> float | None:
+    """Probability that a positive scores above a negative (ties count half); None if either is empty."""
+    if len(positive) == 0 or len(negative) == 0:
+        return None
+    ordered = np.sort(negative)
+    below = np.searchsorted(ordered, positive, "left") + np.searchsorted(ordered, positive, "right")
+    return float(below.mean() / (2 * len(negative)))

@@ -48,7 +48,7 @@ from trainer.learning.checkpoint import Checkpoint
 from trainer.learning.learner import Learner
 from trainer.learning.memory import Samples
 from trainer.learning.progress import Progress
-from trainer.learning.tokens import Tokens
+from trainer.learning.tokens import TokenCache
 
 Floats = NDArray[np.float32]
 TOLERANCE = 1e-4
@@ -166,7 +166,7 @@ def learn(backbone: Backbone, tasks: Tasks, read: Callable[[str], bytes], epochs
     settings = learner_settings(
         epochs=epochs, bottleneck=16, hold_out_from=2, hold_out=0.3, replay_size=16, back_epochs=2
     )
-    learner = Learner(backbone, Tokens(backbone, read), settings)
+    learner = Learner(backbone, TokenCache(backbone, read), settings)
     model, samples = learner.empty(), Samples()
     for task in tasks:
         learned = learner.learn(model, samples, task, Checkpoint(None), Progress("test", lambda event: None))

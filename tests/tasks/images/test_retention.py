@@ -37,7 +37,7 @@ from tests.support.tiny_model import (
 from trainer.learning.checkpoint import Checkpoint
 from trainer.learning.learner import Learned, Learner
 from trainer.learning.memory import HeldOut, Samples
-from trainer.learning.tokens import Tokens
+from trainer.learning.tokens import TokenCache
 from trainer.publish import Parent
 
 DAY = 86400.0
@@ -299,7 +299,7 @@ def test_the_next_task_is_learned_without_the_images_that_were_deleted(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     backbone, images, store = tiny_backbone(), ImageStore(tmp_path), VersionStore(tmp_path)
-    learner = Learner(backbone, Tokens(backbone, images.read), tiny_settings())
+    learner = Learner(backbone, TokenCache(backbone, images.read), tiny_settings())
     first, second = (
         {name: [images.put(TinyImages().read(key)) for key in keys] for name, keys in task.items()}
         for task in class_tasks([2, 1])
@@ -318,7 +318,7 @@ def test_the_next_task_is_learned_without_the_images_that_were_deleted(
     assert f"{len(gone)} images of version 1 were deleted" in caplog.text
     assert parent.deleted == tuple(sorted(gone))
     assert not parent.samples.keys & set(gone)
-    fresh = Learner(backbone, Tokens(backbone, images.read), tiny_settings())  # that remembers no token of them
+    fresh = Learner(backbone, TokenCache(backbone, images.read), tiny_settings())  # that remembers no token of them
     child = fresh.learn(parent.model, parent.samples, second, Checkpoint(None), silent_progress())
     assert child.model.classes == ("class 0", "class 1", "class 2")
     assert not child.samples.keys & set(gone)

@@ -12,7 +12,7 @@ from models.inference.gaussians import Gaussians
 from models.inference.model import Head, TaskModel
 from models.network.adapted_blocks import tensors_of
 from tests.support.tiny_model import TinyImages, class_tasks, learn_tasks, silent_progress, tiny_learner, tiny_settings
-from trainer.learning.back_update import back_update
+from trainer.learning.back_update import update_head
 from trainer.learning.checkpoint import Checkpoint
 from trainer.learning.settings import LearnerSettings
 
@@ -39,7 +39,7 @@ GAUSSIANS = Gaussians.fit(OWN, LABELS, 2)
 def update(
     head: Head, own: Array = OWN, others: Array = OTHERS, seed: int = 0, settings: LearnerSettings = SETTINGS
 ) -> Head:
-    return back_update(head, GAUSSIANS, own, LABELS[: len(own)], others, settings, np.random.default_rng(seed))
+    return update_head(head, GAUSSIANS, own, LABELS[: len(own)], others, settings, np.random.default_rng(seed))
 
 
 def draws(count: int, seed: int) -> tuple[Array, NDArray[np.int64]]:
@@ -60,13 +60,13 @@ def test_own_images_stay_themselves_when_others_outnumber_them_twenty_to_one(hea
     own = np.concatenate([OWN[:3], OWN[15:18]])
     labels = np.repeat([0, 1], 3).astype(np.int64)
     others = around([1, 3, 0], 120, 4)
-    after = back_update(head, GAUSSIANS, own, labels, others, SETTINGS, np.random.default_rng(0))
+    after = update_head(head, GAUSSIANS, own, labels, others, SETTINGS, np.random.default_rng(0))
     assert (after.logits(OWN).argmax(axis=1) == LABELS).mean() > 0.95
 
 
 def test_a_head_trained_on_draws_alone_knows_its_classes(head: Head) -> None:
     own, labels = draws(15, 0)
-    after = back_update(head, GAUSSIANS, own, labels, OTHERS, SETTINGS, np.random.default_rng(0))
+    after = update_head(head, GAUSSIANS, own, labels, OTHERS, SETTINGS, np.random.default_rng(0))
     fresh, truth = draws(200, 1)
     assert (after.logits(fresh).argmax(axis=1) == truth).mean() > 0.95
     assert (after.logits(OTHERS).argmax(axis=1) == 2).mean() > 0.95
@@ -80,7 +80,7 @@ def test_draws_keep_a_head_from_doubting_its_classes_when_the_memory_has_hardly_
     fresh, truth = draws(200, 1)
     settings, sure = tiny_settings(back_epochs=40, back_batch=16), []
     for gaussians in (GAUSSIANS, alone):
-        after = back_update(head, gaussians, own, np.arange(2), others, settings, np.random.default_rng(0))
+        after = update_head(head, gaussians, own, np.arange(2), others, settings, np.random.default_rng(0))
         sure.append(np.exp(log_softmax(after.logits(fresh)))[np.arange(len(truth)), truth].mean())
         assert (after.logits(others).argmax(axis=1) == 2).mean() > 0.95
     assert sure[0] > sure[1] + 0.02
@@ -112,7 +112,7 @@ def test_no_draw_is_taken_for_one_of_the_others_whatever_the_last_batch_holds(he
         patch.object(functional, "cross_entropy", recording),
         patch.object(functional, "linear", linear),
     ):
-        back_update(head, GAUSSIANS, own, labels, around([1, 3, 0], count, 6), settings, np.random.default_rng(0))
+        update_head(head, GAUSSIANS, own, labels, around([1, 3, 0], count, 6), settings, np.random.default_rng(0))
     assert sum(len(target) for _, target in seen) == 2 * max(count, 2)
     for batch, target in seen:
         drawn = batch[:, 2] == 77
@@ -133,7 +133,7 @@ def test_a_head_with_nothing_to_be_told_apart_from_learns_its_own_classes(head: 
     """The only task, extended: a class that has moved is found where it is now."""
     own = np.concatenate([around([2, 0, 0], 15, 0), around([1, 2, 0], 15, 1)])
     gaussians = Gaussians.fit(own, LABELS, 2)
-    after = back_update(head, gaussians, own, LABELS, NOBODY, SETTINGS, np.random.default_rng(0))
+    after = update_head(head, gaussians, own, LABELS, NOBODY, SETTINGS, np.random.default_rng(0))
     assert (head.logits(own).argmax(axis=1) == LABELS).mean() <= 0.5
     assert (after.logits(own).argmax(axis=1) == LABELS).mean() > 0.95
 
@@ -185,10 +185,10 @@ def test_every_earlier_head_is_updated_on_its_own_tasks_features() -> None:
         head: Head, gaussians: Gaussians, own: Array, labels: NDArray[np.int64], others: Array, *rest: Any
     ) -> Head:
         calls.append((head, gaussians, own, labels, others))
-        return back_update(head, gaussians, own, labels, others, *rest)
+        return update_head(head, gaussians, own, labels, others, *rest)
 
     new = TinyImages().batch(["new"], count=30)
-    with patch.object(trainer.learning.learner, "back_update", recording):
+    with patch.object(trainer.learning.back_update, "update_head", recording):
         child = learner.learn(parent.model, parent.samples, new, Checkpoint(None), silent_progress())
     held_out = {sample.key for sample in child.samples.held_out}
     memory = parent.samples.memory

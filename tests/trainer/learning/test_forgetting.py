@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-import trainer.learning.fit
+import trainer.learning.train_task
 from models.inference.model import Gaussians, Model, SharedAdapters, TaskModel
 from models.network import hat
 from models.network.adapted_blocks import Masks, TaskTensors, fold, tensors_of
@@ -31,8 +31,8 @@ from tests.support.tiny_model import (
     tiny_settings,
 )
 from trainer.learning.checkpoint import Checkpoint
-from trainer.learning.fit import ADAPTER_PARTS, _Network, grow, new_shared
 from trainer.learning.learner import Learned, Learner
+from trainer.learning.train_task import ADAPTER_TENSORS, _TaskNetwork, grow_adapters, initial_adapters
 
 slow = settings(max_examples=25, deadline=None)
 histories = st.fixed_dictionaries(
@@ -71,7 +71,7 @@ def recorded_masks() -> Iterator[list[Masks]]:
         masks.append(Masks(m1.clone(), m2.clone()))
         return fold(task, m1, m2)
 
-    with patch.object(trainer.learning.fit, "fold", recording):
+    with patch.object(trainer.learning.train_task, "fold", recording):
         yield masks
 
 
@@ -182,10 +182,10 @@ def test_adapters_grow_when_a_layer_is_nearly_full_and_not_before() -> None:
 
 def test_grown_adapters_keep_every_old_unit_in_its_place() -> None:
     backbone, chosen = tiny_backbone(), tiny_settings(grow_when_used=0.6)
-    start = new_shared(backbone, chosen)
-    assert grow(start, chosen) is start
+    start = initial_adapters(backbone, chosen)
+    assert grow_adapters(start, chosen) is start
     full = SharedAdapters(start.adapters, np.ones_like(start.used1), start.used2)
-    grown = grow(full, chosen)
+    grown = grow_adapters(full, chosen)
     assert grown.bottleneck == 12
     assert np.array_equal(grown.adapters.w1[:, :6], start.adapters.w1)
     assert np.array_equal(grown.adapters.w2[:, :, :6], start.adapters.w2)
@@ -195,10 +195,10 @@ def test_grown_adapters_keep_every_old_unit_in_its_place() -> None:
 
 
 def test_adapters_grow_until_the_share_that_is_taken_is_below_the_limit() -> None:
-    start = new_shared(tiny_backbone(), tiny_settings())
+    start = initial_adapters(tiny_backbone(), tiny_settings())
     full = SharedAdapters(start.adapters, np.ones_like(start.used1), start.used2)
     for limit, units in ((0.9, 12), (0.45, 18), (0.3, 24), (0.15, 42)):
-        grown = grow(full, tiny_settings(grow_when_used=limit))
+        grown = grow_adapters(full, tiny_settings(grow_when_used=limit))
         assert grown.bottleneck == units
         assert grown.used_ratio == pytest.approx(6 / units)
         assert grown.used_ratio < limit
@@ -208,12 +208,12 @@ def test_adapters_grow_until_the_share_that_is_taken_is_below_the_limit() -> Non
 
 def half_taken(seed: int = 0) -> SharedAdapters:
     rng = np.random.default_rng(seed)
-    start = new_shared(tiny_backbone(), tiny_settings())
+    start = initial_adapters(tiny_backbone(), tiny_settings())
     used1 = rng.integers(0, 2, start.used1.shape).astype(np.float32)
     return SharedAdapters(start.adapters, used1, rng.integers(0, 2, start.used2.shape).astype(np.float32))
 
 
-def loss_of(network: _Network, backbone: Backbone, labels: Tensor) -> Tensor:
+def loss_of(network: _TaskNetwork, backbone: Backbone, labels: Tensor) -> Tensor:
     z = backbone.blocks(any_tokens(), network.tensors, network.masks(1.0))
     return F.cross_entropy(F.linear(z, network.parameters["head_w"], network.parameters["head_b"]), labels)
 
@@ -225,14 +225,14 @@ def test_a_step_moves_what_is_free_and_not_one_bit_of_what_is_protected(
 ) -> None:
     backbone, shared = tiny_backbone(), half_taken(seed)
     chosen = tiny_settings(momentum=momentum, weight_decay=decay, learning_rate=0.1)
-    network = _Network(backbone, shared, 2, chosen, "test", torch.device("cpu"))
-    start = {key: network.parameters[key].detach().clone() for key in ADAPTER_PARTS}
+    network = _TaskNetwork(backbone, shared, 2, chosen, "test", torch.device("cpu"))
+    start = {key: network.parameters[key].detach().clone() for key in ADAPTER_TENSORS}
     for step in range(15):
         loss = loss_of(network, backbone, torch.tensor([0, 1, 2, step % 3]))
         # A pull on every entry, for a unit that no input wakes has no gradient of its own.
-        network.step(loss + 0.1 * sum(network.parameters[key].sum() for key in ADAPTER_PARTS), 1.0)
+        network.step(loss + 0.1 * sum(network.parameters[key].sum() for key in ADAPTER_TENSORS), 1.0)
     protected = hat.protection(torch.tensor(shared.used1), torch.tensor(shared.used2))
-    for key in ADAPTER_PARTS:
+    for key in ADAPTER_TENSORS:
         kept = protected[key].expand_as(start[key])
         now = network.parameters[key].detach()
         assert torch.equal(now[kept], start[key][kept]), key
@@ -241,12 +241,14 @@ def test_a_step_moves_what_is_free_and_not_one_bit_of_what_is_protected(
 
 def test_momentum_that_was_built_up_before_cannot_move_what_is_protected() -> None:
     backbone, shared = tiny_backbone(), half_taken()
-    network = _Network(backbone, shared, 2, tiny_settings(momentum=0.9, weight_decay=0.1), "test", torch.device("cpu"))
+    network = _TaskNetwork(
+        backbone, shared, 2, tiny_settings(momentum=0.9, weight_decay=0.1), "test", torch.device("cpu")
+    )
     state = network.state()
     network.restore(state | {f"momentum.{key}": np.ones_like(value) for key, value in state.items()})
-    before = {key: network.parameters[key].detach().clone() for key in ADAPTER_PARTS}
+    before = {key: network.parameters[key].detach().clone() for key in ADAPTER_TENSORS}
     network.step(network.parameters["head_b"].sum(), 1.0)  # a loss that no adapter has a part in
-    for key in ADAPTER_PARTS:
+    for key in ADAPTER_TENSORS:
         kept = network.protected[key].expand_as(before[key])
         assert torch.equal(network.parameters[key].detach()[kept], before[key][kept])
 
@@ -254,7 +256,7 @@ def test_momentum_that_was_built_up_before_cannot_move_what_is_protected() -> No
 def test_weight_decay_touches_weights_and_neither_masks_norms_nor_biases() -> None:
     backbone, shared = tiny_backbone(), half_taken()
     chosen = tiny_settings(momentum=0.0, weight_decay=0.1, learning_rate=0.5)
-    network = _Network(backbone, shared, 2, chosen, "test", torch.device("cpu"))
+    network = _TaskNetwork(backbone, shared, 2, chosen, "test", torch.device("cpu"))
     with torch.no_grad():  # biases start at zero, where decay could not be seen
         for parameter in network.parameters.values():
             parameter += 0.5
@@ -275,7 +277,7 @@ def test_weight_decay_touches_weights_and_neither_masks_norms_nor_biases() -> No
 
 def test_embeddings_stay_where_the_sigmoid_can_still_turn_them_round() -> None:
     backbone = tiny_backbone()
-    network = _Network(backbone, half_taken(), 2, tiny_settings(learning_rate=10.0), "test", torch.device("cpu"))
+    network = _TaskNetwork(backbone, half_taken(), 2, tiny_settings(learning_rate=10.0), "test", torch.device("cpu"))
     for _ in range(5):
         network.step(loss_of(network, backbone, torch.tensor([0, 1, 2, 0])), 1.0)
     for key in ("e1", "e2"):
@@ -297,7 +299,7 @@ def test_more_images_of_a_known_class_move_its_statistics_and_heads_only() -> No
     before = learn_tasks(learner, class_tasks([2, 2]))[-1]
     more = TinyImages().batch(["class 1"], count=10, start=50)
     after = learner.learn(before.model, before.samples, more, Checkpoint(None), silent_progress())
-    assert after.fresh_head is None
+    assert after.new_head is None
     assert after.model.classes == before.model.classes
     assert same(after.model.shared.adapters, before.model.shared.adapters)
     for old, new in zip(before.model.tasks, after.model.tasks, strict=True):

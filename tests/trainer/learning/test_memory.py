@@ -9,13 +9,13 @@ from tasks.batch.class_names import MAX_LISTED
 from tasks.errors import BatchError
 from tests.support.tiny_model import TinyImages, class_tasks, learn_tasks, silent_progress, tiny_learner
 from trainer.learning.checkpoint import Checkpoint
+from trainer.learning.cross_fit import assign_folds
 from trainer.learning.memory import (
-    HELD_OUT_A_CLASS,
+    HELD_OUT_PER_CLASS,
     HeldOut,
     Samples,
-    bounded,
     check_size,
-    folds,
+    limit_held_out,
     merged,
     remember,
     split,
@@ -89,15 +89,15 @@ def test_held_out_images_are_never_trained_on(seed: int, counts: dict[str, int],
         out = [sample.key for sample in held_out if sample.label == name]
         assert not set(out) & set(train[name])
         assert sorted(out + train[name]) == sorted(keys)
-        assert 1 <= len(out) <= HELD_OUT_A_CLASS
-        assert len(out) == min(max(1, round(share * len(keys))), HELD_OUT_A_CLASS)
+        assert 1 <= len(out) <= HELD_OUT_PER_CLASS
+        assert len(out) == min(max(1, round(share * len(keys))), HELD_OUT_PER_CLASS)
         assert train[name]
 
 
 @quick
 @given(seeds, st.lists(st.integers(0, 3), max_size=40), st.integers(2, 5))
 def test_folds_spread_every_class_evenly(seed: int, labels: list[int], count: int) -> None:
-    out = folds(labels, count, np.random.default_rng(seed))
+    out = assign_folds(labels, count, np.random.default_rng(seed))
     assert len(out) == len(labels)
     for label in set(labels):
         sizes = np.bincount(out[np.asarray(labels) == label], minlength=count)
@@ -145,7 +145,7 @@ def test_a_class_that_is_extended_again_and_again_keeps_no_more_than_the_limit_o
         batch = TinyImages().batch(["a"], count=100, start=start)
         learned = learner.learn(model, samples, batch, Checkpoint(None), silent_progress())
         model, samples = learned.model, learned.samples
-    assert len(samples.held_out) <= HELD_OUT_A_CLASS
+    assert len(samples.held_out) <= HELD_OUT_PER_CLASS
 
 
 def test_a_batch_with_more_classes_than_the_memory_holds_is_refused_before_it_is_trained() -> None:
@@ -213,16 +213,16 @@ def test_what_was_seen_grows_class_by_class() -> None:
 
 
 @quick
-@given(seeds, st.dictionaries(st.sampled_from("abc"), st.integers(1, 2 * HELD_OUT_A_CLASS), min_size=1))
+@given(seeds, st.dictionaries(st.sampled_from("abc"), st.integers(1, 2 * HELD_OUT_PER_CLASS), min_size=1))
 def test_held_out_images_are_bounded_class_by_class_and_keep_their_order(seed: int, counts: dict[str, int]) -> None:
     held_out = [HeldOut(key, name) for name, keys in images(counts).items() for key in keys]
     np.random.default_rng(seed).shuffle(held_out)  # type: ignore[arg-type]
-    kept = bounded(held_out, np.random.default_rng(seed))
+    kept = limit_held_out(held_out, np.random.default_rng(seed))
     for name, count in counts.items():
-        assert sum(sample.label == name for sample in kept) == min(count, HELD_OUT_A_CLASS)
+        assert sum(sample.label == name for sample in kept) == min(count, HELD_OUT_PER_CLASS)
     chosen = {sample.key for sample in kept}
     assert [sample for sample in held_out if sample.key in chosen] == list(kept)
-    assert bounded(held_out, np.random.default_rng(seed)) == kept
+    assert limit_held_out(held_out, np.random.default_rng(seed)) == kept
 
 
 def test_a_class_that_is_known_and_comes_again_needs_one_place_in_the_memory() -> None:

@@ -18,7 +18,7 @@ from tests.support.tiny_model import (
     tiny_learner,
 )
 from trainer.learning.learner import Learner
-from trainer.learning.tokens import CHUNK, Tokens
+from trainer.learning.tokens import CHUNK, TokenCache
 
 ROW = 4 * TOKENS * DIMENSIONS  # bytes of an image's tokens
 KEYS = [key for keys in TinyImages().batch(["a", "b"], count=CHUNK - 5).values() for key in keys]  # not a whole chunk
@@ -35,9 +35,9 @@ class Reads:
         return TinyImages().read(key)
 
 
-def tokens_of(limit: int | None) -> tuple[Tokens, Reads]:
+def tokens_of(limit: int | None) -> tuple[TokenCache, Reads]:
     reads = Reads()
-    return Tokens(tiny_backbone(), reads, **({} if limit is None else {"limit": limit})), reads
+    return TokenCache(tiny_backbone(), reads, **({} if limit is None else {"max_bytes": limit})), reads
 
 
 @pytest.mark.parametrize("rows", [0, 1, 7, CHUNK + 1])

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from models.network import hat
 from tests.support.tiny_model import TinyImages, silent_progress, tiny_learner
 from trainer.learning.checkpoint import Checkpoint
-from trainer.learning.fit import TaskData, _Network, fit, new_shared, work
 from trainer.learning.learner import Learner
 from trainer.learning.settings import LearnerSettings
+from trainer.learning.train_task import TaskData, _TaskNetwork, image_passes, initial_adapters, train_task
 
 
 @dataclass
@@ -32,19 +32,19 @@ def counted(images: int, replayed: int = 0, **chosen: Any) -> tuple[Counted, Tas
     replay = TinyImages().batch(["old"], count=replayed)["old"]
     data = TaskData(keys, [0 if key.startswith("a") else 1 for key in keys], 2, replay)
     out = Counted(0, [])
-    get, step = learner.tokens.get, _Network.step
+    get, step = learner.tokens.get, _TaskNetwork.step
 
     def getting(keys: Sequence[str], views: Sequence[int] | None = None) -> Any:
         out.images += len(keys)
         return get(keys, views)
 
-    def stepping(self: _Network, loss: Any, s: float) -> None:
+    def stepping(self: _TaskNetwork, loss: Any, s: float) -> None:
         out.temperatures.append(s)
         step(self, loss, s)
 
-    shared = new_shared(learner.backbone, learner.settings)
-    with patch.object(learner.tokens, "get", getting), patch.object(_Network, "step", stepping):
-        fit(
+    shared = initial_adapters(learner.backbone, learner.settings)
+    with patch.object(learner.tokens, "get", getting), patch.object(_TaskNetwork, "step", stepping):
+        train_task(
             learner.tokens,
             learner.backbone,
             shared,
@@ -81,4 +81,4 @@ def test_the_planned_work_is_the_images_that_pass(
     images: int, batch: int, min_steps: int, replayed: int, epochs: int
 ) -> None:
     done, data, chosen = counted(images, replayed, batch_size=batch, min_steps=min_steps, epochs=epochs)
-    assert work(data, chosen) == done.images
+    assert image_passes(data, chosen) == done.images

@@ -1,8 +1,7 @@
-"""Learning one task's network: Algorithm 1's inner loop, with HAT around it.
+"""Model training of Algorithm 1: learn one task's network with HAT.
 
-The adapters are shared by all tasks. While task k is trained, every entry that an earlier task needs is put back after
-each step of the optimiser: masking the gradient alone is not enough, for momentum and weight decay also move weights
-whose gradient is zero.
+All tasks share the adapters. After each optimiser step, every entry that an earlier task uses is restored: masking
+the gradient (Eq. grad_mod) is not enough, because momentum and weight decay also change weights with a zero gradient.
 """
 
 from __future__ import annotations
@@ -25,31 +24,32 @@ from trainer.learning.checkpoint import Checkpoint, Tensors
 from trainer.learning.progress import Progress
 from trainer.learning.reproducibility import random_stream
 from trainer.learning.settings import LearnerSettings
-from trainer.learning.tokens import Tokens
+from trainer.learning.tokens import TokenCache
 
-ADAPTER_PARTS = ("w1", "b1", "w2", "b2")
+ADAPTER_TENSORS = ("w1", "b1", "w2", "b2")
+DECAYED = ("w1", "w2", "head_w")  # weight decay suits weights, but neither masks nor the gains of norms
 
 
 class TaskData(NamedTuple):
-    """What a task is trained on."""
+    """The training images of a task."""
 
     keys: Sequence[str]
     labels: Sequence[int]  # 0 .. classes - 1
     classes: int
-    replay: Sequence[str]  # the memory, to be told apart as `ood`
+    replay: Sequence[str]  # images of the replay memory, learned as `ood`
 
 
 @dataclass(frozen=True)
-class Fitted:
-    """A trained network: the task's own folded tensors and head, and the shared adapters with its units taken."""
+class TrainedTask:
+    """The task's folded tensors and head, and the shared adapters with its units marked as used."""
 
     tensors: TaskTensors
     head: Head
     shared: SharedAdapters
 
 
-def new_shared(backbone: Backbone, settings: LearnerSettings) -> SharedAdapters:
-    """Adapters before the first task: W ~ trunc-normal(0.02), b = 0, nothing taken."""
+def initial_adapters(backbone: Backbone, settings: LearnerSettings) -> SharedAdapters:
+    """Adapters before the first task: W ~ trunc-normal(0.02), b = 0, no unit used."""
     a, d, b = backbone.adapters, backbone.spec.dimensions, settings.bottleneck
     rng = random_stream(settings.seed, "adapters", 0)
     adapters = Adapters(
@@ -61,8 +61,8 @@ def new_shared(backbone: Backbone, settings: LearnerSettings) -> SharedAdapters:
     return SharedAdapters(adapters, np.zeros((a, b), np.float32), np.zeros((a, d), np.float32))
 
 
-def grow(shared: SharedAdapters, settings: LearnerSettings) -> SharedAdapters:
-    """More bottleneck units where a layer is nearly full; the old ones keep their place."""
+def grow_adapters(shared: SharedAdapters, settings: LearnerSettings) -> SharedAdapters:
+    """Add bottleneck units until no layer uses more than `grow_when_used`; existing units keep their index."""
     if shared.used_ratio < settings.recipe.grow_when_used:
         return shared
     a, b, d = shared.adapters.w1.shape
@@ -76,7 +76,7 @@ def grow(shared: SharedAdapters, settings: LearnerSettings) -> SharedAdapters:
         b2=shared.adapters.b2,
     )
     grown = SharedAdapters(adapters, np.concatenate([shared.used1, zeros], axis=1), shared.used2)
-    return grow(grown, settings)  # again, where one step is not enough
+    return grow_adapters(grown, settings)
 
 
 def truncated_normal(rng: np.random.Generator, shape: tuple[int, ...], std: float = 0.02) -> NDArray[np.float32]:
@@ -87,18 +87,18 @@ def truncated_normal(rng: np.random.Generator, shape: tuple[int, ...], std: floa
     return (draws * std).astype(np.float32)
 
 
-def work(data: TaskData, settings: LearnerSettings) -> int:
-    """Images through the network in one fit, for the progress."""
+def image_passes(data: TaskData, settings: LearnerSettings) -> int:
+    """Images that pass through the network in one training, for the progress."""
     return settings.epochs * _passes(len(data.keys), settings) * len(data.keys) * (2 if data.replay else 1)
 
 
 def _passes(images: int, settings: LearnerSettings) -> int:
-    """How often an epoch goes over the images, so that s has enough steps to climb."""
+    """Passes over the images per epoch, so that the mask temperature s rises over at least `min_steps` steps."""
     return max(1, -(-settings.recipe.min_steps * min(settings.batch_size, images) // max(images, 1)))
 
 
-class _Network:
-    """The parameters in training, by name, so that a checkpoint can hold them and the optimiser's momentum."""
+class _TaskNetwork:
+    """The parameters in training, by name: a checkpoint holds them and the optimiser's momentum."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class _Network:
     ) -> None:
         rng = random_stream(settings.seed, name, "start")
         a, d, b = backbone.adapters, backbone.spec.dimensions, shared.bottleneck
-        start = {part: getattr(shared.adapters, part) for part in ADAPTER_PARTS}
+        start = {part: getattr(shared.adapters, part) for part in ADAPTER_TENSORS}
         start |= {"norm_w": backbone.norm_w.numpy(), "norm_b": backbone.norm_b.numpy()}
         start |= {"e1": rng.standard_normal((a, b)), "e2": rng.standard_normal((a, d))}
         start |= {"head_w": truncated_normal(rng, (classes + 1, d)), "head_b": np.zeros(classes + 1)}
@@ -121,9 +121,8 @@ class _Network:
         }
         self.used1, self.used2 = (torch.tensor(used, device=device) for used in (shared.used1, shared.used2))
         self.protected = hat.protection(self.used1, self.used2)
-        # Decay draws toward zero, which is right for weights and wrong for masks and for the gains of norms.
-        decayed = [value for key, value in self.parameters.items() if key in ("w1", "w2", "head_w")]
-        others = [value for key, value in self.parameters.items() if key not in ("w1", "w2", "head_w")]
+        decayed = [value for key, value in self.parameters.items() if key in DECAYED]
+        others = [value for key, value in self.parameters.items() if key not in DECAYED]
         groups: list[dict[str, Any]] = [
             {"params": decayed, "weight_decay": settings.recipe.weight_decay},
             {"params": others},
@@ -132,20 +131,20 @@ class _Network:
 
     @property
     def tensors(self) -> TaskTensors:
-        return TaskTensors(*(self.parameters[key] for key in (*ADAPTER_PARTS, "norm_w", "norm_b")))
+        return TaskTensors(*(self.parameters[key] for key in (*ADAPTER_TENSORS, "norm_w", "norm_b")))
 
     def masks(self, s: float) -> Masks:
         return Masks(*(hat.soft_mask(self.parameters[key], s) for key in ("e1", "e2")))
 
     def step(self, loss: Tensor, s: float) -> None:
-        """One step of the optimiser that leaves earlier tasks' entries exactly as they are."""
+        """One optimiser step that leaves the entries of earlier tasks exactly as they are."""
         self.optimiser.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         for key in ("e1", "e2"):
             embedding = self.parameters[key]
             if embedding.grad is not None:
                 embedding.grad = hat.compensate(embedding.grad, embedding.detach(), s)
-        before = {key: self.parameters[key].detach().clone() for key in ADAPTER_PARTS}
+        before = {key: self.parameters[key].detach().clone() for key in ADAPTER_TENSORS}
         self.optimiser.step()
         with torch.no_grad():
             for key, old in before.items():
@@ -170,19 +169,19 @@ class _Network:
                     buffer = torch.from_numpy(state[f"momentum.{key}"]).to(parameter.device)
                     self.optimiser.state[parameter]["momentum_buffer"] = buffer
 
-    def finish(self) -> Fitted:
-        """Hard masks, folded in; the units that they take are added to the cumulative masks."""
+    def finish(self) -> TrainedTask:
+        """Fold the hard masks into the task's tensors and add them to the cumulative masks."""
         values = {key: value.detach().cpu() for key, value in self.parameters.items()}
         m1, m2 = hat.hard_mask(values["e1"]), hat.hard_mask(values["e2"])
         tensors = fold(TaskTensors(*(tensor.detach().cpu() for tensor in self.tensors)), m1, m2)
-        adapters = Adapters(**{part: values[part].numpy() for part in ADAPTER_PARTS})
+        adapters = Adapters(**{part: values[part].numpy() for part in ADAPTER_TENSORS})
         used1, used2 = torch.maximum(self.used1.cpu(), m1), torch.maximum(self.used2.cpu(), m2)
         head = Head(values["head_w"].numpy(), values["head_b"].numpy())
-        return Fitted(tensors, head, SharedAdapters(adapters, used1.numpy(), used2.numpy()))
+        return TrainedTask(tensors, head, SharedAdapters(adapters, used1.numpy(), used2.numpy()))
 
 
-def fit(
-    tokens: Tokens,
+def train_task(
+    tokens: TokenCache,
     backbone: Backbone,
     shared: SharedAdapters,
     data: TaskData,
@@ -191,13 +190,16 @@ def fit(
     phase: str,
     checkpoint: Checkpoint,
     progress: Progress,
-) -> Fitted:
-    """Train the task's network; a cross-fit's phases start from the same weights as the task that they stand for."""
-    network = _Network(backbone, shared, data.classes, settings, name, tokens.device)
+) -> TrainedTask:
+    """Train the network of task `name`, resuming from the checkpoint of `phase`.
+
+    The initial weights depend on `name` only: the folds of a cross-fit start from the same weights as the task.
+    """
+    network = _TaskNetwork(backbone, shared, data.classes, settings, name, tokens.device)
     finished, state = checkpoint.load(phase)
     if finished:
         network.restore(state)
-    per_epoch = work(data, settings) / settings.epochs
+    per_epoch = image_passes(data, settings) / settings.epochs
     progress.skip(finished * per_epoch)
     for epoch in range(finished, settings.epochs):
         loss = _epoch(tokens, backbone, network, data, settings, random_stream(settings.seed, phase, "epoch", epoch))
@@ -207,14 +209,14 @@ def fit(
 
 
 def _epoch(
-    tokens: Tokens,
+    tokens: TokenCache,
     backbone: Backbone,
-    network: _Network,
+    network: _TaskNetwork,
     data: TaskData,
     settings: LearnerSettings,
     rng: np.random.Generator,
 ) -> float:
-    """Pass over the new images, each batch with as many replayed ones as `ood`: Eq. ood_obj and Eq. hat_reg."""
+    """Train on batches of new images, each with as many replayed ones as `ood` (Eq. ood_obj + Eq. hat_reg)."""
     batch, passes = min(settings.batch_size, len(data.keys)), _passes(len(data.keys), settings)
     order, losses = np.concatenate([rng.permutation(len(data.keys)) for _ in range(passes)]), []
     starts = range(0, len(order), batch)
@@ -222,9 +224,9 @@ def _epoch(
         chosen = order[start : start + batch]
         keys, labels = [data.keys[i] for i in chosen], [data.labels[i] for i in chosen]
         if data.replay:
-            again = rng.choice(len(data.replay), len(chosen), replace=len(chosen) > len(data.replay))
-            keys += [data.replay[i] for i in again]
-            labels += [data.classes] * len(again)
+            replayed = rng.choice(len(data.replay), len(chosen), replace=len(chosen) > len(data.replay))
+            keys += [data.replay[i] for i in replayed]
+            labels += [data.classes] * len(replayed)
         views = rng.integers(settings.views, size=len(keys)).tolist()
         s = hat.temperature(step, len(starts))
         masks = network.masks(s)

@@ -4,10 +4,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from models.inference.evidence import Evidence
+from models.inference.evidence import Evidence, Features
+from models.inference.model import Model
 from models.inference.rules import Rule
 from tests.support.tiny_model import class_tasks, learn_tasks, tiny_learner
-from trainer.learning.rule_fit import CONSTANTS, FROZEN_WEIGHTS, fit_rule
+from trainer.learning.calibration import CONSTANTS, FROZEN_WEIGHTS, fit_rule, held_out_evidence
+from trainer.learning.memory import HeldOut
 
 quick = settings(max_examples=20, deadline=None)
 seeds = st.integers(0, 2**32 - 1)
@@ -131,3 +133,42 @@ def test_a_rule_without_constants_has_nothing_to_fit() -> None:
 def test_every_task_is_published_with_the_rule_of_the_settings(rule: str) -> None:
     for learned in learn_tasks(tiny_learner(rule=rule), class_tasks([2, 1])):
         assert learned.model.rule.name == rule
+
+
+# The evidence of held-out images
+
+
+@pytest.fixture(scope="module")
+def learned() -> tuple[Model, Features]:
+    learner = tiny_learner()
+    model = learn_tasks(learner, class_tasks([2, 1]))[-1].model
+    return model, learner.features(model, ["class 1/40", "class 2/41"])
+
+
+def test_a_cross_fitted_image_is_judged_as_its_fold_would_have_seen_it(learned: tuple[Model, Features]) -> None:
+    model, features = learned
+    plain = model.evidence(features)
+    first = HeldOut("class 1/40", "class 1", (1.0, -2.0, 0.5), (2.0, 3.0))
+    second = HeldOut("class 2/41", "class 2", (0.25, 4.0), (5.0,))
+    moved = held_out_evidence(model, features, [first, second])
+    np.testing.assert_allclose(moved.logits[0], plain.logits[0] + [[1, -2, 0.5], [0, 0, 0]])
+    np.testing.assert_allclose(moved.logits[1], plain.logits[1] + [[0, 0], [0.25, 4]])
+    # Its own task and the frozen statistics without the image, its own task's as the fold had them.
+    own = [task.gaussians.distances_without for task in model.tasks]
+    alone = [own[0](features.tasks[0][:1], np.array([1])) * [2, 3], own[1](features.tasks[1][1:], np.array([0])) * 5]
+    np.testing.assert_allclose(moved.distances[0], [*alone[0], plain.distances[0][1]])
+    np.testing.assert_allclose(moved.distances[1], [plain.distances[1][0], *alone[1]])
+    np.testing.assert_allclose(moved.frozen, model.frozen.distances_without(features.frozen, np.array([1, 2])))
+
+
+def test_a_held_out_image_and_one_of_a_class_not_learned_are_judged_as_they_are(
+    learned: tuple[Model, Features],
+) -> None:
+    model, features = learned
+    plain = model.evidence(features)
+    shifted = HeldOut("class 2/41", "never learned", (1.0, 1.0), (2.0,))
+    moved = held_out_evidence(model, features, [HeldOut("class 1/40", "class 1"), shifted])
+    np.testing.assert_array_equal(moved.frozen, plain.frozen)
+    for k in range(2):
+        np.testing.assert_array_equal(moved.logits[k], plain.logits[k])
+        np.testing.assert_array_equal(moved.distances[k], plain.distances[k])
