@@ -9,7 +9,7 @@ from pathlib import Path
 
 from models import files
 from models.errors import StoreError
-from tasks.images.store import ImageStore
+from tasks.images import ImageStore
 
 # What a training creates in a data folder. Other programs keep files of their own there.
 TRAINING_FILES = (

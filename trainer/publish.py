@@ -25,7 +25,7 @@ from models.versions.manifest import Manifest
 from models.versions.store import VersionStore
 from tasks.batch.check import LabelledBatch
 from tasks.errors import BatchError
-from tasks.images.store import ImageStore
+from tasks.images import ImageStore
 from trainer.data_folder import Rollback, check_disk_space, training_lock
 from trainer.learning.checkpoint import Checkpoint
 from trainer.learning.gate import Verdict

@@ -40,7 +40,7 @@ from service.inbox.records import (
 from service.inbox.table import InboxTable
 from service.token_bucket import TokenBucket
 from service.wire.novelties import GroupOrder, NoveltyState
-from tasks.images.store import ImageStore
+from tasks.images import ImageStore
 
 
 class Inbox:

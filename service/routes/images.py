@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Annotated
 
@@ -18,7 +19,7 @@ from service.errors import BadRequest, ImageInUse, NoQueue, NotFound
 from service.http.auth import OperateKey
 from service.http.problems import documented
 from service.wire.images import ExpiredImages, ImageUses, RemovedImages
-from tasks.images.retention import Removed, Retention, Uses
+from tasks.images import ImageReferences, Retention, StoredImage
 
 log = logging.getLogger(__name__)
 router = APIRouter(tags=["operators"])
@@ -38,9 +39,9 @@ async def expired(container: ContainerDep, key: OperateKey, older_than_days: Day
     return ExpiredImages(
         older_than_days=older_than_days,
         images=len(found.removable),
-        bytes=found.bytes,
-        kept=found.kept,
-        kept_bytes=found.kept_bytes,
+        bytes=_total_bytes(found.removable),
+        kept=len(found.needed),
+        kept_bytes=_total_bytes(found.needed),
     )
 
 
@@ -59,10 +60,10 @@ async def delete_expired(
     if not confirm:
         raise BadRequest("this cannot be undone: look at GET /images/expired first, then add confirm=true")
     removed = await asyncio.to_thread(_retention(container).remove_expired, older_than_days)
-    novelties = await forget(container, removed.sha256s)
+    novelties = await forget(container, [image.sha256 for image in removed])
     log.info(
         "%s removed %d images older than %g days, and %d novelties",
-        *(key.name, len(removed.sha256s), older_than_days, novelties),
+        *(key.name, len(removed), older_than_days, novelties),
     )
     return _removed(removed, novelties)
 
@@ -73,18 +74,18 @@ async def delete_expired(
     responses=documented(401, 403, 404, 422, 503),
 )
 async def image(container: ContainerDep, key: OperateKey, sha256: ShaPath) -> ImageUses:
-    uses, novel = await asyncio.to_thread(_look, container, sha256)
-    if not (uses.stored or novel or uses.dependents):
+    references, novel = await asyncio.to_thread(_look, container, sha256)
+    if not (references.stored or novel or references.dependents):
         raise _unknown(sha256)
     return ImageUses(
-        sha256=uses.sha256,
-        stored=uses.stored is not None,
-        bytes=uses.stored.bytes if uses.stored else None,
-        stored_at=datetime.fromtimestamp(uses.stored.time, UTC) if uses.stored else None,
-        in_memory_of=list(uses.memory),
-        held_out_by=list(uses.held_out),
-        in_use_now=uses.current,
-        tasks=list(uses.tasks),
+        sha256=sha256,
+        stored=references.stored is not None,
+        bytes=references.stored.bytes if references.stored else None,
+        stored_at=datetime.fromtimestamp(references.stored.time, UTC) if references.stored else None,
+        in_memory_of=list(references.replayed_by),
+        held_out_by=list(references.held_out_by),
+        in_use_now=references.in_current,
+        tasks=list(references.tasks),
         inbox=novel,
     )
 
@@ -101,24 +102,28 @@ async def delete(
     force: Annotated[bool, Query(description="even if versions or unfinished tasks need it")] = False,
 ) -> RemovedImages:
     """A version that has lost an image goes on answering; an unfinished task that has lost one fails."""
-    uses, novel = await asyncio.to_thread(_look, container, sha256)
-    if not (uses.stored or novel):
+    references, novel = await asyncio.to_thread(_look, container, sha256)
+    if not (references.stored or novel):
         raise _unknown(sha256)
-    if uses.dependents and not force:
-        raise ImageInUse("others need this image: add force=true to remove it all the same", uses.dependents)
+    if references.dependents and not force:
+        raise ImageInUse("others need this image: add force=true to remove it all the same", references.dependents)
     removed = await asyncio.to_thread(_retention(container).remove, sha256)
     novelties = await forget(container, [sha256])
-    log.info("%s removed the image %s, which %d needed", key.name, sha256, len(uses.dependents))
+    log.info("%s removed the image %s, which %d needed", key.name, sha256, len(references.dependents))
     return _removed(removed, novelties)
 
 
-def _removed(removed: Removed, novelties: int) -> RemovedImages:
-    return RemovedImages(images=len(removed.sha256s), bytes=removed.bytes, novelties=novelties)
+def _removed(removed: list[StoredImage], novelties: int) -> RemovedImages:
+    return RemovedImages(images=len(removed), bytes=_total_bytes(removed), novelties=novelties)
 
 
-def _look(container: Container, sha256: str) -> tuple[Uses, bool]:
+def _total_bytes(images: Iterable[StoredImage]) -> int:
+    return sum(image.bytes for image in images)
+
+
+def _look(container: Container, sha256: str) -> tuple[ImageReferences, bool]:
     novel = container.inbox is not None and container.inbox.get(sha256) is not None
-    return _retention(container).uses(sha256), novel
+    return _retention(container).references(sha256), novel
 
 
 def _retention(container: Container) -> Retention:

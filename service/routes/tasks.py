@@ -22,7 +22,7 @@ from service.http.problems import documented
 from service.wire.tasks import Labels, TaskAnswer, TaskPage
 from tasks.batch.check import LabelledBatch
 from tasks.errors import BatchError, QueueUnavailable, UnknownTask
-from tasks.images.store import ImageStore
+from tasks.images import ImageStore
 from tasks.queue import STATES, Task, TaskState
 
 log = logging.getLogger(__name__)

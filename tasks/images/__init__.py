@@ -1,0 +1,6 @@
+"""Stored images: `ImageStore` keeps their bytes, `Retention` removes them."""
+
+from tasks.images.retention import Expired, ImageReferences, Retention
+from tasks.images.store import ImageStore, StoredImage
+
+__all__ = ["Expired", "ImageReferences", "ImageStore", "Retention", "StoredImage"]

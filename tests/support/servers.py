@@ -20,7 +20,7 @@ from typing import Any
 import httpx2 as httpx
 
 from models.versions.store import VersionStore
-from tasks.images.store import ImageStore
+from tasks.images import ImageStore
 from tests.support.manifests import manifest_of
 from tests.support.settings import clean_environment, variables
 from tests.support.tiny_model import TinyImages, class_tasks, learn_tasks, tiny_backbone, tiny_settings

@@ -11,7 +11,7 @@ import httpx2 as httpx
 import pytest
 
 from models.versions.store import VersionStore
-from tasks.images.store import ImageStore
+from tasks.images import ImageStore
 from tests.support.learning_loop import LEASE, Loop, batch, loop, wait_for_death
 
 SERVER_STEPS = ["request accepted", "images stored", "task added"]

@@ -14,7 +14,7 @@ from models.versions.store import VersionStore
 from tasks.batch.check import LabelledBatch, check_batch
 from tasks.batch.sources import open_batch
 from tasks.errors import BatchError
-from tasks.images.store import ImageStore
+from tasks.images import ImageStore
 from tests.support.images import write_classes
 from tests.support.servers import learned_folder
 from tests.support.tiny_model import TinyImages, tiny_backbone, tiny_settings

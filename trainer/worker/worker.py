@@ -23,7 +23,7 @@ from models.errors import OpenWorldError, StoreError
 from models.versions.store import VersionStore
 from tasks.batch.check import LabelledBatch, LabelledImage
 from tasks.errors import BatchError, LeaseLost, QueueUnavailable
-from tasks.images.store import ImageStore
+from tasks.images import ImageStore
 from tasks.queue import Lease, Task, TaskProgress, TaskQueue
 from trainer.learning.progress import Event
 from trainer.learning.settings import LearnerSettings

@@ -521,7 +521,7 @@ import os, signal, sys
 from pathlib import Path
 from service.inbox import Inbox, InboxLimits, Sighting
 from service.inbox.table import InboxTable
-from tasks.images.store import ImageStore
+from tasks.images import ImageStore
 from tests.support.images import make_image
 
 def sighting(n):

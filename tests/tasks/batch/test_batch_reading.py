@@ -13,7 +13,7 @@ from models.files import sha256_bytes
 from tasks.batch.check import BatchCheck
 from tasks.batch.sources import open_batch
 from tasks.errors import BatchError
-from tasks.images.store import ImageStore
+from tasks.images import ImageStore
 from tests.support.images import make_image, write_classes
 
 IMAGES = [make_image(seed) for seed in range(4)]

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from models.errors import StoreError
-from tasks.images.store import ImageStore
+from tasks.images import ImageStore
 
 
 def test_an_image_comes_back_as_it_was_put(tmp_path: Path) -> None:

@@ -196,6 +196,16 @@ def test_the_oldest_age_is_that_of_the_first_unfinished_task(queue: TaskQueue) -
     assert 0 <= age < 5
 
 
+def test_the_images_of_unfinished_tasks_are_listed_per_task(queue: TaskQueue) -> None:
+    assert queue.unfinished_images() == {}
+    tasks = [queue.submit(make_task(name)).task for name in ("one", "two", "three")]
+    queue.cancel(tasks[0].id)
+    claim_next(queue)
+    assert queue.unfinished_images() == {
+        task.id: {sha for images in task.classes.values() for sha in images} for task in tasks[1:]
+    }
+
+
 def test_the_clock_dates_the_records(client: redis.Redis) -> None:
     now = datetime(2030, 1, 1, tzinfo=UTC)
     queue = TaskQueue(client, clock=lambda: now)
