@@ -37,7 +37,7 @@ def test_labelled_novelties_are_learned_and_can_be_rolled_back(browser: Any, ser
         expect(image_buttons(page)).to_have_count(8)
         expect(page.get_by_text("12 similar images")).to_be_visible()
         expect(image_buttons(page).first).to_have_attribute(
-            "aria-label", re.compile(r"looks like class \d, (< 1|\d+) %, score 0\.")
+            "aria-label", re.compile(r"looks like class \d, (<\s1|\d+)\s%, score 0\.")
         )
         label_first_group(page, "kiwi")
         expect(page.get_by_text("No novel images")).to_be_visible()

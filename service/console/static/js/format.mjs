@@ -1,9 +1,9 @@
-// Numbers, times and lists as text. A missing number is an en dash.
+// Numbers, times and lists as text. A missing number is an en dash; a percent sign stays on the line of its number.
 
-export const percent = (share, digits = 0) => (share == null ? "–" : `${(100 * share).toFixed(digits)} %`);
+export const percent = (share, digits = 0) => (share == null ? "–" : `${(100 * share).toFixed(digits)}\u00a0%`);
 
-/** A probability as a whole percentage; never "0 %" for one that is only small. */
-export const probability = (share) => (share > 0 && share < 0.01 ? "< 1 %" : percent(share));
+/** A probability as a whole percentage; never 0 % for one that is only small. */
+export const probability = (share) => (share > 0 && share < 0.01 ? "<\u00a01\u00a0%" : percent(share));
 
 export const fixed = (value, digits = 2) => (value == null ? "–" : value.toFixed(digits).replace("-", "−"));
 

@@ -26,6 +26,7 @@ async function showPage() {
   pageController.abort();
   pageController = new AbortController();
   const { signal } = pageController;
+  document.querySelector("dialog")?.close();
   if (session.me === null) return signIn();
   const [, name, ...rest] = location.hash.split("/");
   if (!allowedPages().includes(name)) return location.replace(`#/${allowedPages()[0]}`);

@@ -34,15 +34,22 @@ function axes({ x, y, xTicks = [], yTicks = y, yFormat = String, marks = [] }, w
       xTicks.length === 1 ? "middle" : index === 0 ? "start" : index === xTicks.length - 1 ? "end" : "middle";
     return svg("text", { class: "tick", x: toX(at), y: height - 6, "text-anchor": anchor }, text);
   });
-  const verticals = marks.map(({ at, text }) => {
-    const left = toX(at) > width - RIGHT - 7 * text.length; // no room for the text on the right
+  const textWidth = (text) => 7 * text.length;
+  const flipped = ({ at, text }) => toX(at) > width - RIGHT - textWidth(text); // no room for the text on the right
+  const verticals = marks.map((mark, index) => {
+    const x = toX(mark.at);
+    const next = marks[index + 1];
+    const needed = textWidth(mark.text) * (next && flipped(next) ? 2 : 1);
+    const crowded = next && toX(next.at) - x < needed; // the texts would overlap
+    const left = flipped(mark);
     return [
-      svg("line", { class: "mark", x1: toX(at), x2: toX(at), y1: TOP - 4, y2: height - BOTTOM }),
-      svg(
-        "text",
-        { class: "tick mark-text", x: toX(at) + (left ? -4 : 4), y: TOP + 4, "text-anchor": left ? "end" : "start" },
-        text,
-      ),
+      svg("line", { class: "mark", x1: x, x2: x, y1: TOP - 4, y2: height - BOTTOM }),
+      !crowded &&
+        svg(
+          "text",
+          { class: "tick mark-text", x: x + (left ? -4 : 4), y: TOP + 4, "text-anchor": left ? "end" : "start" },
+          mark.text,
+        ),
     ];
   });
   return { toX, toY, background: [rows, columns], verticals };
