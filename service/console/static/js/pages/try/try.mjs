@@ -143,20 +143,27 @@ function trialResult(trial, draw) {
   );
 }
 
-function answer(prediction, explanation) {
-  const { novel, label, nearest, p_novel: pNovel, version } = prediction;
+function answer({ novel, label, nearest, p_novel: pNovel, version }, explanation) {
+  const others = nearest.reduce((rest, { share }) => rest - share, 1);
   return [
     h("h2", { class: novel ? "answer novel" : "answer" }, novel ? "novel" : label),
-    h("p", {}, nearest.length ? "Most similar classes, and the probability of each:" : "Nothing has been learned yet."),
-    h(
-      "ul",
-      { class: "shares" },
-      nearest.map(({ label: name, share }) => shareBar(name, share)),
-      shareBar("novel", pNovel),
-    ),
+    h("p", {}, nearest.length ? "Probability of the most similar classes:" : "Nothing has been learned yet."),
+    nearest.length > 0 &&
+      h(
+        "ul",
+        { class: "shares" },
+        nearest.map((entry) => shareBar(entry.label, entry.share)),
+        shareBar("novel or other", Math.max(0, others)),
+      ),
     explanation && explanation.threshold !== null && scoreScale(explanation),
     version > 0 &&
-      h("p", { class: "muted" }, "Answered by ", h("a", { href: `#/versions/${version}` }, `version ${version}`), "."),
+      h(
+        "p",
+        { class: "muted" },
+        `Probability of novel, from the heads and distances alone: ${percent(pNovel, 1)}. Answered by `,
+        h("a", { href: `#/versions/${version}` }, `version ${version}`),
+        ".",
+      ),
   ];
 }
 
