@@ -188,15 +188,15 @@ def _arm_trainer() -> None:
     )
     publishing.open_backbone = lambda *arguments: tiny_backbone()  # type: ignore[assignment]
     publishing.VersionStore = lambda root: VersionStore(root, on_step=_at)  # type: ignore[assignment, misc]
-    work, heard = worker.Worker.work, worker._Watch.heard
+    work, on_event = worker.Worker.work, worker._LeaseKeeper.on_event
     publish = worker.Lease.publish
 
     def working(self: Any, lease: Any) -> None:
         _at("task claimed")
         work(self, lease)
 
-    def hearing(self: Any, event: Event) -> None:
-        heard(self, event)
+    def on_event_then_fault(self: Any, event: Event) -> None:
+        on_event(self, event)
         _at("mid-epoch" if event.phase.startswith("task") and event.epoch == 1 else event.phase)
         if pause := float(os.environ.get("SLOW") or 0):
             time.sleep(pause)
@@ -206,7 +206,7 @@ def _arm_trainer() -> None:
         return publish(self, *arguments)
 
     worker.Worker.work = working  # type: ignore[method-assign]
-    worker._Watch.heard = hearing  # type: ignore[method-assign]
+    worker._LeaseKeeper.on_event = on_event_then_fault  # type: ignore[method-assign]
     worker.Lease.publish = publishing_  # type: ignore[method-assign]
 
 

@@ -1,4 +1,4 @@
-"""Where an interrupted training goes on: the last finished epoch of each phase, on disk."""
+"""Checkpoints: the last finished epoch of each phase, from which an interrupted training resumes."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Tensors = dict[str, NDArray[Any]]
 
 
 class Checkpoint:
-    """A folder with one file a phase, replaced after each epoch.
+    """A folder with one file per phase, replaced after each epoch; without a folder, nothing is saved.
 
-    `fingerprint` names everything that the result depends on (batch, parent, settings, backbone): a checkpoint of
-    another training is thrown away, not resumed.
+    `fingerprint` holds everything that the result depends on (batch, parent, settings, backbone): a checkpoint with
+    another fingerprint is deleted, not resumed.
     """
 
     def __init__(self, folder: Path | None, fingerprint: dict[str, Any] | None = None) -> None:
@@ -36,13 +36,13 @@ class Checkpoint:
             write_durable(mark, name.encode())
 
     def save(self, phase: str, epoch: int, tensors: Tensors) -> None:
-        """Remember that `epoch` epochs of the phase are finished."""
+        """Save the state of a phase after `epoch` finished epochs."""
         if self._folder is not None:
             data = epoch.to_bytes(8, "little") + save_tensors(tensors)
             write_durable(self._folder / phase, sha256_bytes(data).encode() + data)
 
     def load(self, phase: str) -> tuple[int, Tensors]:
-        """The finished epochs of the phase and its tensors; (0, {}) when there are none, or when they are damaged."""
+        """The finished epochs of a phase and its state; (0, {}) if nothing is saved or the file is damaged."""
         if self._folder is None or not (self._folder / phase).exists():
             return 0, {}
         stored = (self._folder / phase).read_bytes()

@@ -1,4 +1,4 @@
-"""Everything that a worker tells Prometheus."""
+"""Prometheus metrics of a worker."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from prometheus_client.process_collector import ProcessCollector
 from models.versions.manifest import Manifest
 from tasks.queue import TaskQueue
 
-SECONDS = (1.0, 5.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0, 14400.0)
+DURATION_BUCKETS = (1.0, 5.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0, 14400.0)  # seconds
 
 
 class WorkerMetrics:
-    """One set a worker. `task` counts tasks from 0, as the answers do: it grows as slowly as people label."""
+    """The label `task` is a task's index in the model, from 0; people label slowly, so it has few values."""
 
     def __init__(self) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -24,30 +24,31 @@ class WorkerMetrics:
         def gauge(name: str, text: str, *labels: str) -> Gauge:
             return Gauge(f"openworld_{name}", text, labels, registry=registry)
 
-        self.queue_depth = gauge("task_queue_depth", "Tasks that are kept, by state", "state")
-        self.age = gauge("task_age_seconds", "Since the first unfinished task was queued; 0 when there is none")
+        self.queue_depth = gauge("task_queue_depth", "Tasks in the queue's records, by state", "state")
+        self.age = gauge("task_age_seconds", "Age of the oldest unfinished task; 0 if there is none")
         self.seconds = Histogram(
-            "openworld_train_duration_seconds", "To learn one task, whatever became of it", buckets=SECONDS,
+            "openworld_train_duration_seconds",
+            "Duration of an attempt at a task, whatever its result",
+            buckets=DURATION_BUCKETS,
             registry=registry,
-        )  # fmt: skip
-        self.progress = gauge("train_progress", "Of the task that is being learned, 0 to 1; 0 while idle")
-        self.accuracy = gauge("eval_accuracy", "Of a task's held-out images, in the last version learned", "task")
-        self.auroc = gauge("eval_auroc", "Of a task's own score against all others, in the last version", "task")
-        self.forgetting = gauge("forgetting", "Accuracy that old tasks lost with the last version, on average")
-        self.capacity = gauge("capacity_used_ratio", "Share of the fullest adapter that is taken")
+        )
+        self.progress = gauge("train_progress", "Progress of the current task, 0 to 1; 0 while idle")
+        self.accuracy = gauge("eval_accuracy", "Accuracy on a task's held-out images, in the last version", "task")
+        self.auroc = gauge("eval_auroc", "AUROC of a task's own score against all others, in the last version", "task")
+        self.forgetting = gauge("forgetting", "Mean accuracy that old tasks lost with the last version")
+        self.capacity = gauge("capacity_used_ratio", "Share of used units in the fullest adapter")
 
-    def watch(self, queue: TaskQueue) -> None:
-        """How much waits."""
+    def update_queue(self, queue: TaskQueue) -> None:
         for state, count in queue.counts().items():
             self.queue_depth.labels(state).set(count)
         self.age.set(queue.oldest_age() or 0.0)
 
-    def finished(self, seconds: float) -> None:
+    def task_finished(self, seconds: float) -> None:
         self.seconds.observe(seconds)
         self.progress.set(0)
 
-    def learned(self, manifest: Manifest) -> None:
-        """What the gate found."""
+    def update_version(self, manifest: Manifest) -> None:
+        """Show what the gate measured."""
         lost = []
         for report in manifest.metrics.get("tasks", []):
             task = str(report["task"])

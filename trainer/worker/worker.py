@@ -1,11 +1,11 @@
-"""The worker: takes tasks from the queue one after the other, learns each, and says what became of it.
+"""The worker: claims tasks from the queue one after another, learns each, and records its result.
 
-**A task that this process has claimed ends as one version, as one rejection or failure with its reason, or goes back
-to the queue; killed at any moment, another worker goes on from the last finished epoch.**
+**A task that this process has claimed ends as one version, or as one rejection or failure with its reason, or returns
+to the queue. If the process is killed, another worker resumes after the last finished epoch.**
 
-The lease is renewed by a thread of its own, because an epoch may take longer than a lease. Whether to go on is asked
-at the end of every unit of work that the learner reports: a worker that was told to stop hands its task back, one
-whose task was cancelled drops it, and one that has lost its lease stops at once, for somebody else has the task.
+A background thread renews the lease, because an epoch may take longer than a lease. After every unit of work that the
+learner reports, the worker checks whether to go on: told to stop, or if the task is to be cancelled, it hands the task
+back; if it has lost the lease, it drops the task, because another worker has it.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Self
 
 from models.backoff import Backoff
 from models.errors import OpenWorldError, StoreError
@@ -27,34 +29,31 @@ from tasks.images import ImageStore
 from tasks.queue import Lease, Task, TaskProgress, TaskQueue
 from trainer.learning.progress import Event
 from trainer.learning.settings import LearnerSettings
-from trainer.publish import Outcome, learn_batch
+from trainer.publish import learn_batch
 from trainer.worker.metrics import WorkerMetrics
 
 log = logging.getLogger(__name__)
 
-REPORT_EVERY = 0.5  # seconds between two progress reports to Redis
-RENEWALS = 3  # in the time of one lease
-PAUSE = 1.0  # seconds before asking an unreachable queue again
-SLOWEST_PAUSE = 15.0
+REPORT_SECONDS = 0.5  # between two progress reports to Redis
+RENEWALS_PER_LEASE = 3
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 15.0  # seconds between attempts to reach the queue
+
+Report = Callable[[], Task]  # records the end of a task in the queue
 
 
-class _Stop(BaseException):
-    """Leave the learner without its clean-up: the epochs so far are what the next attempt goes on from.
+class _Interrupted(BaseException):
+    """Leaves the learner without its rollback, so that the next attempt resumes from the checkpoint.
 
-    Like KeyboardInterrupt not an Exception, for the same reason.
+    Like KeyboardInterrupt, it is not an Exception.
     """
 
 
-class _Cancelled(_Stop):
-    """Somebody does not want this task any more."""
-
-
-class _Lost(_Stop):
-    """Somebody else has this task by now."""
+class _LeaseGone(_Interrupted):
+    """Another worker holds the task."""
 
 
 class Worker:
-    """One process, one task at a time."""
+    """Learns one task at a time."""
 
     def __init__(
         self,
@@ -70,17 +69,19 @@ class Worker:
         self._stopping = threading.Event()
 
     def stop(self) -> None:
-        """End after the unit of work at hand; from a signal handler, too."""
+        """Make `run` return after the current unit of work. Safe to call from a signal handler."""
         self._stopping.set()
 
     def run(self) -> None:
-        """Until told to stop."""
+        """Work on tasks until `stop` is called."""
         log.info("waiting for tasks")
-        self._show_current()
-        backoff = Backoff(PAUSE, SLOWEST_PAUSE)
+        with suppress(StoreError):  # show the metrics of the current version again after a restart
+            if (current := VersionStore(self._root).current_manifest()) is not None:
+                self._metrics.update_version(current)
+        backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
         while not self._stopping.is_set():
             try:
-                self._metrics.watch(self._queue)
+                self._metrics.update_queue(self._queue)
                 lease = self._queue.claim(self._name, block_seconds=1.0)
                 backoff.reset()
             except QueueUnavailable as error:
@@ -91,87 +92,52 @@ class Worker:
             if lease is not None:
                 self.work(lease)
 
-    def _show_current(self) -> None:
-        """What the last version can do, so that dashboards know it again after a restart."""
-        with suppress(StoreError):
-            if (current := VersionStore(self._root).current_manifest()) is not None:
-                self._metrics.learned(current)
-
     def work(self, lease: Lease) -> None:
-        """Learn one task and tell the queue."""
+        """Learn one task and record its result in the queue."""
         task = lease.task
         log.info("learning task %s: %s (attempt %d)", task.id, ", ".join(task.classes), task.attempts)
         started = time.monotonic()
         try:
-            with self._renewing(lease) as watch:
-                end = self._learn(lease, watch)
-        except _Lost:
-            log.warning("another worker has task %s by now; dropping it here", task.id)
+            with _LeaseKeeper(lease, self._queue, self._metrics, self._stopping) as keeper:
+                report = self._learn(lease, keeper.on_event)
+        except _LeaseGone:
+            log.warning("another worker took over task %s; dropping it here", task.id)
             return
-        except _Cancelled:
-            end = lease.hand_back  # ends as cancelled, unless the request was withdrawn
-        except _Stop:
-            log.info("handing task %s back", task.id)
-            end = lease.hand_back
-        told = self._tell(task, end)
-        self._metrics.finished(time.monotonic() - started)
-        if told is not None and told.state == "queued" and told.reason:
-            self._stopping.wait(PAUSE * task.attempts)  # what failed a moment ago fails again: give it time to mend
+        except _Interrupted:
+            log.info("handing task %s back to the queue", task.id)
+            report = lease.hand_back
+        ended = self._report(task, report)
+        self._metrics.task_finished(time.monotonic() - started)
+        if ended is not None and ended.state == "queued" and ended.reason:
+            self._stopping.wait(FIRST_PAUSE * task.attempts)  # it failed and was requeued: the cause may pass
 
-    def _learn(self, lease: Lease, watch: _Watch) -> Callable[[], Task]:
-        """What to tell the queue in the end."""
+    def _learn(self, lease: Lease, on_event: Callable[[Event], None]) -> Report:
         try:
-            batch = self._batch(lease.task)
-            lock_timeout = 0.0 if lease.delivery > 1 else self._queue.lease_seconds
             outcome = learn_batch(
-                self._root, batch, self._settings, watch.heard, images_stored=True, lock_timeout=lock_timeout
+                self._root,
+                self._batch(lease.task),
+                self._settings,
+                on_event,
+                images_stored=True,
+                lock_timeout=0.0 if lease.delivery > 1 else self._queue.lease_seconds,
             )
         except BatchError as error:
-            problems = "; ".join(error.problems)
-            return self._failed(lease, problems, retry=False)
+            return self._failure(lease, "; ".join(error.problems), retry=False)
         except OpenWorldError as error:
-            return self._failed(lease, str(error), retry=True)
+            return self._failure(lease, str(error), retry=True)
         except Exception as error:
             log.exception("task %s failed", lease.task.id)
-            return self._failed(lease, f"{type(error).__name__}: {error}", retry=True)
-        return self._ending(lease, outcome)
-
-    def _failed(self, lease: Lease, reason: str, retry: bool) -> Callable[[], Task]:
-        """Unless the version is there all the same: what failed then came after it, and the task is learned."""
-        version = VersionStore(self._root).find_task(lease.task.id)
-        if version is None:
-            return lambda: lease.fail(reason, retry=retry)
-        log.warning("task %s is version %d, but then: %s", lease.task.id, version, reason)
-        return lambda: lease.publish(version)
-
-    def _ending(self, lease: Lease, outcome: Outcome) -> Callable[[], Task]:
-        result = _result(outcome)
-        self._metrics.learned(outcome.manifest)
+            return self._failure(lease, f"{type(error).__name__}: {error}", retry=True)
+        manifest = outcome.manifest
+        self._metrics.update_version(manifest)
+        result = {"tasks": manifest.metrics.get("tasks", []), "capacity": manifest.metrics.get("capacity", {})}
         if outcome.state == "rejected":
             reason = "; ".join(outcome.verdict.reasons) if outcome.verdict else "rejected"
             log.warning("task %s rejected: %s", lease.task.id, reason)
             return lambda: lease.reject(reason, result)
-        version = outcome.manifest.version
-        log.info("task %s is version %d (%s)", lease.task.id, version, outcome.state)
-        self._announce(version)
-        return lambda: lease.publish(version, result)
-
-    def _tell(self, task: Task, end: Callable[[], Task]) -> Task | None:
-        """Until the queue knows: the version is there, and only the record of it is missing."""
-        backoff = Backoff(PAUSE, SLOWEST_PAUSE)
-        while True:
-            try:
-                ended = end()
-                log.info("task %s: %s%s", task.id, ended.state, f" ({ended.reason})" if ended.reason else "")
-                return ended
-            except LeaseLost as error:
-                log.warning("%s", error)
-                return None
-            except QueueUnavailable as error:
-                pause = backoff.next()
-                log.warning("%s; trying again in %.0f s", error, pause)
-                if self._stopping.wait(pause):
-                    return None  # who takes it over finds the version, or the checkpoint
+        log.info("task %s is version %d (%s)", lease.task.id, manifest.version, outcome.state)
+        self._announce(manifest.version)
+        return lambda: lease.publish(manifest.version, result)
 
     def _batch(self, task: Task) -> LabelledBatch:
         images = tuple(
@@ -184,77 +150,79 @@ class Worker:
             raise StoreError(f"the images of task {task.id} are not those that were submitted: submit the batch again")
         return batch
 
-    @contextmanager
-    def _renewing(self, lease: Lease) -> Iterator[_Watch]:
-        watch = _Watch(lease, self._stopping, self._metrics, self._queue)
-        thread = threading.Thread(target=watch.renew, args=(self._queue.lease_seconds / RENEWALS,), daemon=True)
-        thread.start()
-        try:
-            yield watch
-        finally:
-            watch.done.set()
-            thread.join()
+    def _failure(self, lease: Lease, reason: str, retry: bool) -> Report:
+        version = VersionStore(self._root).find_task(lease.task.id)
+        if version is None:
+            return lambda: lease.fail(reason, retry=retry)
+        # The version was published before the error: the task is learned.
+        log.warning("task %s is version %d, but an error followed: %s", lease.task.id, version, reason)
+        return lambda: lease.publish(version)
+
+    def _report(self, task: Task, report: Report) -> Task | None:
+        """Retry until the queue has the result; None if the lease is lost or the worker stops."""
+        backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
+        while True:
+            try:
+                ended = report()
+                log.info("task %s: %s%s", task.id, ended.state, f" ({ended.reason})" if ended.reason else "")
+                return ended
+            except LeaseLost as error:
+                log.warning("%s", error)
+                return None
+            except QueueUnavailable as error:
+                pause = backoff.next()
+                log.warning("%s; trying again in %.0f s", error, pause)
+                if self._stopping.wait(pause):
+                    return None  # the next worker finds the version or the checkpoint
 
 
-class _Watch:
-    """Between the learner, the lease and the signals: renews, reports, and stops the learner when it must."""
+class _LeaseKeeper:
+    """Renews the lease in a thread, reports the learner's progress, and interrupts the learner when it must stop."""
 
-    def __init__(self, lease: Lease, stopping: threading.Event, metrics: WorkerMetrics, queue: TaskQueue) -> None:
-        self._lease, self._stopping, self._metrics, self._queue = lease, stopping, metrics, queue
-        self.done = threading.Event()
-        self._cancelled, self._lost = threading.Event(), threading.Event()
+    def __init__(self, lease: Lease, queue: TaskQueue, metrics: WorkerMetrics, stopping: threading.Event) -> None:
+        self._lease, self._queue, self._metrics, self._stopping = lease, queue, metrics, stopping
+        self._thread = threading.Thread(target=self._renew, daemon=True)
+        self._done, self._cancel_requested, self._lost = threading.Event(), threading.Event(), threading.Event()
         self._reported = 0.0
         self._losses: list[float] = []
 
-    def renew(self, every: float) -> None:
-        """In a thread of its own, because an epoch may be longer than a lease."""
-        while not self.done.wait(every):
-            self._ask(self._lease.renew)
-            self._ask(self._count)
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
 
-    def _count(self) -> bool:
-        """What waits grows meanwhile, and the task at hand gets older: that is how a stalled queue is noticed."""
-        self._metrics.watch(self._queue)
-        return False
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._done.set()
+        self._thread.join()
 
-    def heard(self, event: Event) -> None:
-        """The learner has finished a unit of work."""
+    def on_event(self, event: Event) -> None:
+        """Called by the learner after each unit of work."""
         if event.loss is not None:
             self._losses.append(event.loss)
         self._metrics.progress.set(event.progress)
-        if time.monotonic() - self._reported >= REPORT_EVERY or event.progress >= 1:
+        if time.monotonic() - self._reported >= REPORT_SECONDS or event.progress >= 1:
             self._reported = time.monotonic()
-            self._ask(lambda: self._report(event))
+            self._call_queue(lambda: self._record(event))
         if self._lost.is_set():
-            raise _Lost
-        if self._cancelled.is_set():
-            raise _Cancelled
-        if self._stopping.is_set():
-            raise _Stop
+            raise _LeaseGone
+        if self._cancel_requested.is_set() or self._stopping.is_set():
+            raise _Interrupted
 
-    def _report(self, event: Event) -> bool:
-        progress = TaskProgress(
-            phase=event.phase,
-            epoch=event.epoch,
-            epochs=event.epochs,
-            loss=event.loss,
-            progress=event.progress,
-            seconds_left=event.seconds_left,
-            losses=tuple(self._losses),
-        )
+    def _record(self, event: Event) -> bool:
+        fields = {name: value for name, value in asdict(event).items() if name != "task"}
+        progress = TaskProgress(**fields, losses=tuple(self._losses))
         return self._lease.progress(progress, "evaluating" if event.phase == "evaluating" else "learning")
 
-    def _ask(self, question: Callable[[], bool]) -> None:
+    def _renew(self) -> None:
+        while not self._done.wait(self._queue.lease_seconds / RENEWALS_PER_LEASE):
+            self._call_queue(self._lease.renew)
+            self._call_queue(lambda: self._metrics.update_queue(self._queue))
+
+    def _call_queue(self, operation: Callable[[], bool | None]) -> None:
+        """`operation` returns True if the task is to be cancelled."""
         try:
-            if question():
-                self._cancelled.set()
+            if operation():
+                self._cancel_requested.set()
         except LeaseLost:
             self._lost.set()
         except QueueUnavailable as error:
-            # The lease may lapse meanwhile; then the next answer says so. Until then the work is worth going on with.
-            log.warning("%s", error)
-
-
-def _result(outcome: Outcome) -> dict[str, Any]:
-    manifest = outcome.manifest
-    return {"tasks": manifest.metrics.get("tasks", []), "capacity": manifest.metrics.get("capacity", {})}
+            log.warning("%s", error)  # keep learning: if the lease expires, a later call raises LeaseLost
