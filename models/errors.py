@@ -1,30 +1,31 @@
-"""Every error that openworld raises on purpose, as one tree.
+"""The errors of models, as one tree; tasks/errors.py and service/errors.py add theirs below OpenWorldError.
 
     OpenWorldError
-    ├── ImageError                the bytes are not a picture we read
-    │   ├── UnsupportedImage        not JPEG, PNG or WebP
-    │   ├── ImageTooLarge           more bytes or pixels than the limit
-    │   └── BrokenImage             the right format, but it cannot be decoded
-    ├── BackboneError             no backbone could be loaded, or it is not the recorded one
-    ├── UnknownClass              no class has this name
-    ├── ClassConflict             an edit that the classes as they are do not allow
-    └── StoreError                the version store
-        ├── CorruptVersion          a file is missing, changed, half written or from a newer schema
-        ├── StaleParent             somebody else published first (compare-and-set lost)
-        └── NothingLearned          there is no current version yet
+    ├── ImageError            the bytes are not an image that can be used
+    │   ├── UnsupportedImage    not JPEG, PNG or WebP
+    │   ├── ImageTooLarge       more bytes or pixels than the limit
+    │   └── BrokenImage         a supported format, but it cannot be decoded
+    ├── BackboneError         no backbone can be loaded, or it is not the recorded one
+    ├── UnknownClass          no class has this name
+    ├── ClassConflict         the edit is not allowed by the present classes
+    └── StoreError            the version store
+        ├── FormatError         the data folder has a format that this release does not support
+        ├── CorruptVersion      a file is missing, changed, incomplete or of a newer schema
+        ├── StaleParent         another version was published first (compare-and-set failed)
+        └── NothingLearned      there is no current version yet
 
-Each message says what is wrong and what to do about it; callers turn the type into an exit code or an HTTP status.
+A message says what is wrong and what to do; callers turn the type into an exit code or an HTTP status.
 """
 
 from typing import Literal
 
 
 class OpenWorldError(Exception):
-    """The root of the tree; catch it to catch everything that is not a bug."""
+    """The base of all errors that are not bugs."""
 
 
 class ImageError(OpenWorldError):
-    """The bytes are not a picture that we read."""
+    """The bytes are not an image that can be used."""
 
 
 class UnsupportedImage(ImageError):
@@ -36,11 +37,11 @@ class ImageTooLarge(ImageError):
 
 
 class BrokenImage(ImageError):
-    """The right format, but it cannot be decoded."""
+    """A supported format, but it cannot be decoded."""
 
 
 class BackboneError(OpenWorldError):
-    """No backbone could be loaded, or it is not the one that the data folder records."""
+    """No backbone can be loaded, or it is not the one that the data folder records."""
 
 
 class UnknownClass(OpenWorldError):
@@ -48,18 +49,22 @@ class UnknownClass(OpenWorldError):
 
 
 class ClassConflict(OpenWorldError):
-    """An edit that the classes as they are do not allow."""
+    """The edit is not allowed by the present classes."""
 
 
 class StoreError(OpenWorldError):
-    """The version store could not do what was asked."""
+    """The version store cannot be read or written."""
+
+
+class FormatError(StoreError):
+    """The data folder has a format that this release does not support."""
 
 
 Damage = Literal["missing", "changed", "backbone", "schema", "invalid", "runtime"]
 
 
 class CorruptVersion(StoreError):
-    """A version's file is missing, changed, half written, or from a newer schema; `damage` says which, for metrics."""
+    """A file of a version is missing, changed, incomplete or of a newer schema; `damage` is a label for metrics."""
 
     def __init__(self, message: str, damage: Damage = "invalid") -> None:
         super().__init__(message)
@@ -67,7 +72,7 @@ class CorruptVersion(StoreError):
 
 
 class StaleParent(StoreError):
-    """The current version is no longer the one that this work started from."""
+    """The current version is not the parent any more: another version was published first."""
 
 
 class NothingLearned(StoreError):

@@ -12,6 +12,7 @@ from fastapi import Depends, Request
 from models.errors import StoreError
 from models.inference.providers import gpu_present
 from models.inference.runtime import RuntimeCache
+from models.versions.data_format import open_data_folder
 from models.versions.store import VersionStore
 from service.errors import NoQueue
 from service.http.auth import Keyring
@@ -59,6 +60,7 @@ class Container:
         )
         # Bounded by the admission in what can wait for it, and here in what it takes of the machine.
         self.decoders = ThreadPoolExecutor(settings.decode_threads, thread_name_prefix="decode")
+        open_data_folder(settings.data)
         store = VersionStore(settings.data)
         self.active_version = ActiveVersion(
             store,

@@ -9,12 +9,13 @@ from pathlib import Path
 
 from models import files
 from models.errors import StoreError
+from models.versions.data_format import open_data_folder
 from tasks.images import ImageStore
 
 # What a training creates in a data folder. Other programs keep files of their own there.
 TRAINING_FILES = (
     *("backbone.json", "backbone.safetensors", "images", "graphs", "work"),
-    *("versions", "rejected", "promotions.jsonl", ".lock"),
+    *("versions", "rejected", "promotions.jsonl", "FORMAT", ".lock"),
 )
 
 
@@ -28,6 +29,7 @@ def training_lock(root: Path, timeout: float | None = None) -> Iterator[None]:
     """
     with ExitStack() as stack:
         try:
+            open_data_folder(root)
             files.make_folder(root / "work")
             stack.enter_context(files.file_lock(root / "work" / ".lock", timeout or 0.0))
         except TimeoutError as error:

@@ -29,6 +29,7 @@ from safetensors import SafetensorError
 from models import files
 from models.errors import CorruptVersion, NothingLearned, StaleParent, StoreError
 from models.files import sha256_bytes, sha256_file
+from models.versions.data_format import check_format, open_data_folder
 from models.versions.manifest import Manifest, canonical_json, parse_json
 
 MANIFEST, TENSORS, SAMPLES = "manifest.json", "model.safetensors", "samples.json"
@@ -65,6 +66,7 @@ class VersionStore:
     """
 
     def __init__(self, root: Path, on_step: Callable[[str], None] = lambda step: None) -> None:
+        check_format(root)
         self.root = root
         self._on_step = on_step
         self._versions, self._rejected, self._graphs = root / "versions", root / "rejected", root / "graphs"
@@ -224,6 +226,7 @@ class VersionStore:
     def _writing(self, folder: Path) -> Iterator[None]:
         """Every writer comes through here, so a temporary name seen under the lock belongs to a dead one."""
         try:
+            open_data_folder(self.root)
             files.make_folder(folder)
             with files.file_lock(self.root / ".lock"):
                 # Of the root only CURRENT is ours: others keep files there and do not take this lock.

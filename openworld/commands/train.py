@@ -11,6 +11,7 @@ from types import FrameType
 from typing import Any
 
 from models.errors import OpenWorldError
+from models.versions.data_format import open_data_folder
 from openworld import logs
 from openworld.options import settings_from
 from trainer.learning.settings import LearnerSettings
@@ -36,6 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
     if settings.redis_url is None:
         raise OpenWorldError("where is the queue? Set OPENWORLD_REDIS_URL, or start everything with: openworld up")
     logs.set_up(settings.log_level, settings.log_format)
+    open_data_folder(settings.data)
     os.nice(settings.nice)  # before torch, whose loading alone takes the cores for seconds
     # Here and not above: the other commands do not need it.
     from prometheus_client import start_http_server

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from models.errors import OpenWorldError
 from models.files import make_folder
+from models.versions.data_format import open_data_folder
 from openworld import logs
 from openworld.commands import learn
 from openworld.options import settings_from
@@ -66,6 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
     serving, working = settings_from(ServiceSettings, given), settings_from(WorkerSettings, {"data": given["data"]})
     settings_from(LearnerSettings, {})
     make_folder(serving.data)
+    open_data_folder(serving.data)
     with ExitStack() as stack:
         lock = stack.enter_context(only_one(serving.data))
         # A free one is chosen here, so that a server that is started again is where it was.
