@@ -38,10 +38,9 @@ run: $(STAMP) ## start everything on this machine: server, trainer and queue (Ct
 demo: $(STAMP) ## with the service running: teach it, show it something new, label that, and see what it knows
 	$(BIN)/openworld demo
 
-docs: $(STAMP) ## write docs/settings.md and Grafana's dashboards anew
+docs: $(STAMP) ## write the generated parts of docs/ anew
 	$(BIN)/python docs/generate.py
 	$(BIN)/python docs/package_graph.py
-	$(BIN)/python deploy/grafana/generate.py
 
 format: $(STAMP) ## format the code and fix what can be fixed
 	$(BIN)/ruff check --fix .
