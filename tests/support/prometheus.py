@@ -13,11 +13,14 @@ from typing import Any
 import pytest
 import yaml
 
+from service.inference.metrics import Metrics
 from tests.support.paths import ROOT
 
 PROMETHEUS = ROOT / "deploy" / "prometheus"
 CONFIG, RULES = PROMETHEUS / "prometheus.yml", PROMETHEUS / "rules" / "openworld.rules.yml"
 GRAFANA = ROOT / "deploy" / "grafana"
+RUNBOOK = ROOT / "docs" / "operations.md"
+BUILT_IN_METRICS = {"up", "ALERTS"}  # of Prometheus
 
 requires_prometheus = pytest.mark.skipif(
     not (shutil.which("promtool") and shutil.which("prometheus")),
@@ -37,6 +40,18 @@ class Query:
         out = self.expr.replace("$client", ".*").replace("$__rate_interval", interval).replace("$__interval", interval)
         assert "$" not in out, f"{self.where}: unknown variable in {out}"
         return out
+
+
+def exported_metrics() -> set[str]:
+    """The names of all series that server and trainer can export."""
+    from trainer.worker.metrics import WorkerMetrics
+
+    names = set()
+    for registry in (Metrics().registry, WorkerMetrics().registry):
+        for family in registry.collect():
+            endings = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count")}.get(family.type, ("",))
+            names |= {family.name + ending for ending in endings}
+    return names
 
 
 def rules() -> list[dict[str, Any]]:
