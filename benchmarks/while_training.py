@@ -117,7 +117,7 @@ def _teach(client: Client, folder: Path, names: Sequence[str]) -> str:
 
     write_images(folder, names, IMAGES)
     with open_batch(folder) as batch:
-        return client.teach_zip(zipped(batch)).id
+        return client.teach_zip(zipped((image.label, batch.read(image.sha256)) for image in batch.images)).id
 
 
 def _ended(client: Client, task: str) -> bool:

@@ -12,7 +12,6 @@ from models.files import sha256_bytes
 from openworld import remote, tables
 from openworld.commands.demo_images import views
 from openworld.commands.teach import follow, zipped
-from tasks.batch.check import check_batch
 
 if TYPE_CHECKING:
     from service.client import Client, TaskAnswer
@@ -75,8 +74,8 @@ class Story:
     def teach(self, names: Sequence[str]) -> None:
         """A batch that somebody has labelled."""
         self._say(f"\nTeaching {' and '.join(names)}, {TAUGHT} labelled views each.")
-        pictures = [(name, f"{name} {n}", data) for name in names for n, data in enumerate(views(name, TAUGHT))]
-        self._learn(self._client.teach_zip(zipped(check_batch(pictures))), names)
+        images = [(name, data) for name in names for data in views(name, TAUGHT)]
+        self._learn(self._client.teach_zip(zipped(images)), names)
 
     def find_novel(self, names: Sequence[str]) -> dict[str, list[str]]:
         """Show what was never taught; (class, as only we know) -> what the inbox kept of it."""

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import sys
-import tempfile
 import time
 import zipfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from openworld import remote, tables
 from openworld.progress import Display
-from tasks.batch.check import LabelledBatch
 from tasks.batch.sources import open_batch
 from trainer.learning.progress import Event
 
@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
         known = [entry.name for entry in client.classes().classes if entry.state == "active"]
         # Checked here as well: what is wrong with a folder should not cost an upload.
         with open_batch(arguments.images, known) as batch:
-            task = client.teach_zip(zipped(batch))
+            task = client.teach_zip(zipped((image.label, batch.read(image.sha256)) for image in batch.images))
         if not task.fresh:
             print(f"this batch was handed in before: it is task {task.id}", file=sys.stderr)
         if not arguments.no_wait:
@@ -78,13 +78,13 @@ def follow(client: Client, task: TaskAnswer, what: str) -> TaskAnswer:
     return task
 
 
-def zipped(batch: LabelledBatch) -> bytes:
-    with tempfile.TemporaryFile() as file:
-        with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:  # pictures do not get smaller
-            for image in batch.images:
-                archive.writestr(f"{image.label}/{image.sha256}", batch.read(image.sha256))
-        file.seek(0)
-        return file.read()
+def zipped(images: Iterable[tuple[str, bytes]]) -> bytes:
+    """A zip with one folder per class, from (label, image) pairs."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:  # images do not compress
+        for number, (label, data) in enumerate(images):
+            archive.writestr(f"{label}/{number}", data)
+    return file.getvalue()
 
 
 def _report(task: TaskAnswer) -> None:

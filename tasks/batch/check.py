@@ -7,9 +7,9 @@ image again from where it lies.
 
 import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 
 from models.errors import ImageError, StoreError, UnsupportedImage
 from models.files import sha256_bytes
@@ -79,18 +79,6 @@ class BatchLimits:
 DEFAULT_LIMITS = BatchLimits()
 
 
-def check_batch(
-    items: Iterable[tuple[str, str, bytes]],
-    known_classes: Collection[str] = (),
-    limits: BatchLimits = DEFAULT_LIMITS,
-) -> LabelledBatch:
-    """Check images that are in memory, given as `(label, origin, data)`."""
-    check = BatchCheck(known_classes, limits)
-    for label, origin, data in items:
-        check.add(label, origin, partial(bytes, data))
-    return check.finish()
-
-
 class BatchCheck:
     """Collects images and problems; `finish` returns the batch or raises all problems as one `BatchError`."""
 
@@ -154,9 +142,11 @@ class BatchCheck:
         self._usable[name] += 1
 
     def finish(self) -> LabelledBatch:
+        names = [line for label in self._labels for line in name_problems(label)]
+        names += confusion_problems(self._labels, self._known)
         problems = [
             *self._problems,
-            *shortened(self._name_problems(), "class names with problems: choose plain, different names"),
+            *shortened(names, "class names with problems: choose plain, different names"),
             *shortened(self._count_problems(), "classes with too few images: add images or remove the classes"),
             *shortened(self._read_problems, "files that cannot be read: replace or remove them"),
             *shortened(self._conflicts(), "images in more than one class: keep each in one class"),
@@ -188,10 +178,6 @@ class BatchCheck:
         self._unreadable[canonical(label)] += 1
         line = f"{quoted(origin)} cannot be read ({' '.join(reason.split())}): replace or remove it"
         self._read_problems.append(line)
-
-    def _name_problems(self) -> list[str]:
-        problems = [line for label in self._labels for line in name_problems(label)]
-        return [*problems, *confusion_problems(self._labels, self._known)]
 
     def _count_problems(self) -> list[str]:
         problems = []

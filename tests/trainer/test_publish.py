@@ -11,10 +11,11 @@ pytest.importorskip("torch")
 
 from models.files import sha256_bytes
 from models.versions.store import VersionStore
-from tasks.batch.check import LabelledBatch, check_batch
+from tasks.batch.check import LabelledBatch
 from tasks.batch.sources import open_batch
 from tasks.errors import BatchError
 from tasks.images import ImageStore
+from tests.support.batches import check_batch
 from tests.support.images import write_classes
 from tests.support.servers import learned_folder
 from tests.support.tiny_model import TinyImages, tiny_backbone, tiny_settings

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from models.versions.store import VersionStore
+from tests.support.batches import check_batch
 from tests.support.learning_loop import Loop, batch, loop
 from tests.support.servers import IMAGES, known_image, learned_folder, novel_image, running_server, wait_until
 from tests.support.tiny_model import tiny_backbone, tiny_settings
@@ -164,7 +165,6 @@ def test_a_task_is_followed_to_its_version_and_has_the_bytes_of_the_command_line
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restore_torch_settings: None
 ) -> None:
     """The same batch over HTTP and by `learn` gives byte-identical tensors."""
-    from tasks.batch.check import check_batch
     from trainer import publish as publishing
 
     files = batch("plum", "fig", images=8)

@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.batch.check import DEFAULT_LIMITS, BatchLimits, check_batch
+from tasks.batch.check import DEFAULT_LIMITS, BatchLimits
 from tasks.errors import BatchError
+from tests.support.batches import check_batch
 from tests.support.images import make_image
 
 Items = list[tuple[str, str, bytes]]
