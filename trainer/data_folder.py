@@ -1,7 +1,5 @@
 """The data folder during a training: one training at a time, and a failed one leaves no files behind."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress

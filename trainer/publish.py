@@ -4,14 +4,12 @@
 with the same bytes. A call that fails leaves the current version as it was and removes what it added.**
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Container
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 
@@ -66,7 +64,7 @@ class Parent:
     deleted: tuple[str, ...] = ()  # images that its samples named and that the image store no longer holds
 
     @classmethod
-    def load(cls, store: VersionStore) -> Parent:
+    def load(cls, store: VersionStore) -> Self:
         try:
             loaded = store.load()
         except NothingLearned:
@@ -77,7 +75,7 @@ class Parent:
     def version(self) -> int | None:
         return self.manifest.version if self.manifest else None
 
-    def without_deleted(self, present: Container[str]) -> Parent:
+    def without_deleted(self, present: Container[str]) -> Self:
         """The parent without the images that people deleted from the image store."""
         samples = self.samples.without_missing(present)
         deleted = tuple(sorted(self.samples.keys - samples.keys))
@@ -100,146 +98,135 @@ def learn_batch(
     `images_stored`: the image store of `root` holds the batch's images already, so they are not read from the batch.
     `lock_timeout` is for a worker that holds the task's lease: see `training_lock`.
     """
-    store = VersionStore(root)
-    if outcome := _already_learned(store, batch):
+    training = _Training(VersionStore(root), batch, settings, listener, images_stored)
+    if outcome := training.earlier_outcome():
         return outcome
-    image_bytes = 0 if images_stored else batch.total_bytes
-    parent = _checked_parent(store, batch, settings, image_bytes)
+    parent = training.checked_parent()
     rollback = Rollback(root)
     with training_lock(root, lock_timeout):
         # Another process may have published while this one waited for the lock.
-        if outcome := _already_learned(store, batch):
+        if outcome := training.earlier_outcome():
             return outcome
-        if store.current() != parent.version:
-            parent = _checked_parent(store, batch, settings, image_bytes)
+        if training.store.current() != parent.version:
+            parent = training.checked_parent()
         try:
-            return _learn(store, batch, parent, settings, listener, None if images_stored else rollback)
+            return training.run(parent, rollback)
         except Exception as error:
             # Not after Ctrl-C or a kill: the next call resumes from the images and the checkpoint.
-            if store.find_task(batch.task_id) is None:
+            if training.store.find_task(batch.task_id) is None:
                 rollback.run()
                 if isinstance(error, StaleParent | BatchError):  # no attempt can resume from these epochs
-                    files.remove(_checkpoint_folder(store, batch))
+                    files.remove(training.checkpoint_folder)
             if isinstance(error, OSError):
                 raise StoreError(f"the data folder {root} could not be used: {error}") from error
             raise
 
 
-def _already_learned(store: VersionStore, batch: LabelledBatch) -> Outcome | None:
-    version = store.find_task(batch.task_id)
-    if version is None:
-        return None
-    files.remove(_checkpoint_folder(store, batch))  # left by an attempt that was killed right after publishing
-    return Outcome("already learned", store.manifest(version), store.folder(version))
+@dataclass(frozen=True)
+class _Training:
+    """One call of `learn_batch`."""
 
+    store: VersionStore
+    batch: LabelledBatch
+    settings: LearnerSettings
+    listener: Listener
+    images_stored: bool
 
-def _checked_parent(store: VersionStore, batch: LabelledBatch, settings: LearnerSettings, image_bytes: int) -> Parent:
-    """Load the parent, and refuse a batch that cannot be learned on it before anything is written."""
-    parent = Parent.load(store)
-    if parent.manifest is not None:
-        if problems := unusable_labels(parent.manifest, batch.classes):
-            raise BatchError(problems)
-        unseen(batch.keys, parent.samples, {image.sha256: image.origin for image in batch.images})
-    weights = settings.backbone_weights
-    if weights is not None and not weights.is_file():
-        raise BackboneError(f"no weights file at {weights}: check OPENWORLD_BACKBONE_WEIGHTS")
-    check_size(parent.manifest.classes if parent.manifest else [], batch.classes, settings.replay_size)
-    needed = image_bytes + WORKING_SPACE
-    if parent.manifest is not None:
-        needed += 2 * sum(entry.size for entry in parent.manifest.files.values())
-    if not (store.root / "backbone.json").exists():
-        needed += 2 * weights.stat().st_size if weights else NEW_FOLDER_SPACE
-    check_disk_space(store.root, needed)
-    return parent
+    @property
+    def checkpoint_folder(self) -> Path:
+        return self.store.root / "work" / self.batch.task_id
 
+    def earlier_outcome(self) -> Outcome | None:
+        """The outcome if a version has learned the batch."""
+        version = self.store.find_task(self.batch.task_id)
+        if version is None:
+            return None
+        files.remove(self.checkpoint_folder)  # left by an attempt that was killed right after publishing
+        return Outcome("already learned", self.store.manifest(version), self.store.folder(version))
 
-def _learn(
-    store: VersionStore,
-    batch: LabelledBatch,
-    parent: Parent,
-    settings: LearnerSettings,
-    listener: Listener,
-    rollback: Rollback | None,
-) -> Outcome:
-    """`rollback` stores the batch's images; None if they are in the image store."""
-    started = time.monotonic()
-    configure_torch(settings)
-    backbone = open_backbone(store.root, settings.backbone, settings.backbone_weights, settings.adapted_blocks)
-    used = backbone.spec.sha256
-    if parent.manifest is not None and parent.manifest.backbone_sha256 != used:
-        made_with = f"version {parent.version}: made with the backbone {parent.manifest.backbone_sha256}"
-        raise CorruptVersion(f"{made_with}, but {used} is in use", "backbone")
-    if rollback is not None:
-        for image in batch.images:
-            rollback.put(image.sha256, batch.read(image.sha256))
-    # Every version of a folder shares the graphs. Exported before the training, so that an error shows at once.
-    graphs = parent.manifest.graphs if parent.manifest else {}
-    graphs = graphs or {role: store.add_graph(data) for role, data in export(backbone).items()}
-    images = ImageStore(store.root)
-    parent = parent.without_deleted(images)
-    device = select_device(settings)
-    learner = Learner(backbone, TokenCache(backbone, images.read, settings.seed, device), settings)
-    checkpoint = Checkpoint(_checkpoint_folder(store, batch), _fingerprint(batch, parent, settings, device, backbone))
-    progress = Progress(batch.task_id, listener)
-    learned = learner.learn(parent.model or learner.empty(), parent.samples, batch.keys, checkpoint, progress)
-    manifest = _manifest(batch, parent, settings, backbone, graphs, learned, time.monotonic() - started)
-    tensors, samples, verdict = learned.model.tensors(), learned.samples.to_json(), learned.verdict
-    if not verdict.accepted:
-        folder = store.reject(manifest, tensors, samples, "; ".join(verdict.reasons))
-        return Outcome("rejected", manifest, folder, verdict)
-    manifest = store.publish(manifest, tensors, samples)
-    for path in (store.root / "work").iterdir():  # checkpoints of older parents: no attempt can resume from them
-        if path.is_dir():
-            files.remove(path)
-    return Outcome("published", manifest, store.folder(manifest.version), verdict)
+    def checked_parent(self) -> Parent:
+        """Load the parent, and refuse a batch that cannot be learned on it before anything is written."""
+        parent, batch, weights = Parent.load(self.store), self.batch, self.settings.backbone_weights
+        needed = WORKING_SPACE + (0 if self.images_stored else batch.total_bytes)
+        if parent.manifest is not None:
+            if problems := unusable_labels(parent.manifest, batch.classes):
+                raise BatchError(problems)
+            unseen(batch.keys, parent.samples, {image.sha256: image.origin for image in batch.images})
+            needed += 2 * sum(entry.size for entry in parent.manifest.files.values())
+        if weights is not None and not weights.is_file():
+            raise BackboneError(f"no weights file at {weights}: check OPENWORLD_BACKBONE_WEIGHTS")
+        check_size(parent.manifest.classes if parent.manifest else [], batch.classes, self.settings.replay_size)
+        if not (self.store.root / "backbone.json").exists():
+            needed += 2 * weights.stat().st_size if weights else NEW_FOLDER_SPACE
+        check_disk_space(self.store.root, needed)
+        return parent
 
+    def run(self, parent: Parent, rollback: Rollback) -> Outcome:
+        started = time.monotonic()
+        store, batch, settings = self.store, self.batch, self.settings
+        configure_torch(settings)
+        backbone = open_backbone(store.root, settings.backbone, settings.backbone_weights, settings.adapted_blocks)
+        used = backbone.spec.sha256
+        if parent.manifest is not None and parent.manifest.backbone_sha256 != used:
+            made_with = f"version {parent.version}: made with the backbone {parent.manifest.backbone_sha256}"
+            raise CorruptVersion(f"{made_with}, but {used} is in use", "backbone")
+        if not self.images_stored:
+            for image in batch.images:
+                rollback.put(image.sha256, batch.read(image.sha256))
+        # Every version of a folder shares the graphs. Exported before the training, so that an error shows at once.
+        graphs = parent.manifest.graphs if parent.manifest else {}
+        graphs = graphs or {role: store.add_graph(data) for role, data in export(backbone).items()}
+        images = ImageStore(store.root)
+        parent = parent.without_deleted(images)
+        device = select_device(settings)
+        learner = Learner(TokenCache(backbone, images.read, settings.seed, device), settings)
+        checkpoint = Checkpoint(self.checkpoint_folder, self._fingerprint(parent, device, backbone))
+        progress = Progress(batch.task_id, self.listener)
+        learned = learner.learn(parent.model or learner.empty(), parent.samples, batch.keys, checkpoint, progress)
+        manifest = self._manifest(parent, backbone, graphs, learned, time.monotonic() - started)
+        tensors, samples, verdict = learned.model.tensors(), learned.samples.to_json(), learned.verdict
+        if not verdict.accepted:
+            folder = store.reject(manifest, tensors, samples, "; ".join(verdict.reasons))
+            return Outcome("rejected", manifest, folder, verdict)
+        manifest = store.publish(manifest, tensors, samples)
+        for path in self.checkpoint_folder.parent.iterdir():  # no attempt can resume from epochs on an older parent
+            if path.is_dir():
+                files.remove(path)
+        return Outcome("published", manifest, store.folder(manifest.version), verdict)
 
-def _checkpoint_folder(store: VersionStore, batch: LabelledBatch) -> Path:
-    return store.root / "work" / batch.task_id
+    def _fingerprint(self, parent: Parent, device: str, backbone: Backbone) -> dict[str, Any]:
+        """Everything that the weights depend on; the number of threads sets the order of floating-point sums."""
+        return {
+            "task": self.batch.task_id,
+            "parent": [parent.version, parent.manifest.task_id if parent.manifest else None, parent.deleted],
+            "settings": self.settings.model_dump(mode="json", exclude=MACHINE_SETTINGS | EVALUATION_SETTINGS),
+            "device": device,
+            "backbone": backbone.spec.sha256,
+        }
 
-
-def _fingerprint(
-    batch: LabelledBatch, parent: Parent, settings: LearnerSettings, device: str, backbone: Backbone
-) -> dict[str, Any]:
-    """Everything that the weights depend on; the number of threads sets the order of floating-point sums."""
-    return {
-        "task": batch.task_id,
-        "parent": [parent.version, parent.manifest.task_id if parent.manifest else None, parent.deleted],
-        "settings": settings.model_dump(mode="json", exclude=MACHINE_SETTINGS | EVALUATION_SETTINGS),
-        "device": device,
-        "backbone": backbone.spec.sha256,
-    }
-
-
-def _manifest(
-    batch: LabelledBatch,
-    parent: Parent,
-    settings: LearnerSettings,
-    backbone: Backbone,
-    graphs: dict[str, str],
-    learned: Learned,
-    seconds: float,
-) -> Manifest:
-    model, spec = learned.model, backbone.spec
-    threshold = float(model.calibration.threshold[0])
-    return Manifest(
-        parent=parent.version,
-        task_id=batch.task_id,
-        tasks=[list(task.classes) for task in model.tasks],
-        aliases=dict(model.aliases),
-        backbone=spec.to_dict(),
-        backbone_sha256=spec.sha256,
-        preprocessing_sha256=spec.preprocessing.sha256,
-        graphs=graphs,
-        rule=model.rule.to_dict(),
-        threshold=threshold if np.isfinite(threshold) else None,
-        metrics={
-            **learned.verdict.to_dict(),
-            "capacity": model.shared.capacity,
-            "seconds": round(seconds, 3),
-            "images": len(batch.images),
-            "images_per_class": batch.counts,
-        },
-        settings=settings.model_dump(mode="json", exclude=MACHINE_SETTINGS),
-        data_sha256=batch.sha256,
-    )
+    def _manifest(
+        self, parent: Parent, backbone: Backbone, graphs: dict[str, str], learned: Learned, seconds: float
+    ) -> Manifest:
+        model, spec = learned.model, backbone.spec
+        threshold = float(model.calibration.threshold[0])
+        return Manifest(
+            parent=parent.version,
+            task_id=self.batch.task_id,
+            tasks=[list(task.classes) for task in model.tasks],
+            aliases=dict(model.aliases),
+            backbone=spec.to_dict(),
+            backbone_sha256=spec.sha256,
+            preprocessing_sha256=spec.preprocessing.sha256,
+            graphs=graphs,
+            rule=model.rule.to_dict(),
+            threshold=threshold if np.isfinite(threshold) else None,
+            metrics={
+                **learned.verdict.to_dict(),
+                "capacity": model.shared.capacity,
+                "seconds": round(seconds, 3),
+                "images": len(self.batch.images),
+                "images_per_class": self.batch.counts,
+            },
+            settings=self.settings.model_dump(mode="json", exclude=MACHINE_SETTINGS),
+            data_sha256=self.batch.sha256,
+        )

@@ -81,7 +81,7 @@ def _train(
 ) -> tuple[dict[str, list[Step]], list[dict[str, float]]]:
     tokens = TokenCache(backbone, images.read, settings.seed)
     test = TokenCache(backbone, images.read)
-    learner = Learner(backbone, tokens, settings)
+    learner = Learner(tokens, settings)
     model, samples = learner.empty(), Samples()
     first_heads: dict[int, Head] = {}
     frozen = test.features(stream.test_keys, backbone.frozen_task())

@@ -57,7 +57,7 @@ def _template() -> Path:
         {name: [images.put(IMAGES.read(key)) for key in keys] for name, keys in batch.items()}
         for batch in class_tasks([2, 2, 1], images=12)
     ]
-    learner = Learner(backbone, TokenCache(backbone, images.read, settings.seed), settings)
+    learner = Learner(TokenCache(backbone, images.read, settings.seed), settings)
     for number, learned in enumerate(learn_tasks(learner, batches)):
         manifest = manifest_of(learned.model, backbone.spec, parent=number or None, graphs=graphs)
         store.publish(manifest, learned.model.tensors(), learned.samples.to_json())

@@ -108,7 +108,7 @@ def tiny_settings(**settings: Any) -> LearnerSettings:
 def tiny_learner(blocks: int = 1, noise: float = 20.0, **settings: Any) -> Learner:
     """A learner on the tiny backbone; `settings` are those of LearnerSettings and its recipe."""
     chosen, backbone = tiny_settings(**settings), tiny_backbone(blocks)
-    return Learner(backbone, TokenCache(backbone, TinyImages(noise).read, chosen.seed), chosen)
+    return Learner(TokenCache(backbone, TinyImages(noise).read, chosen.seed), chosen)
 
 
 def silent_progress(task: str = "task") -> Progress:

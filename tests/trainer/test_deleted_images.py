@@ -129,7 +129,7 @@ def test_the_next_task_is_learned_without_the_images_that_were_deleted(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     backbone, images, store = tiny_backbone(), ImageStore(tmp_path), VersionStore(tmp_path)
-    learner = Learner(backbone, TokenCache(backbone, images.read), tiny_settings())
+    learner = Learner(TokenCache(backbone, images.read), tiny_settings())
     first, second = (
         {name: [images.put(TinyImages().read(key)) for key in keys] for name, keys in task.items()}
         for task in class_tasks([2, 1])
@@ -148,7 +148,7 @@ def test_the_next_task_is_learned_without_the_images_that_were_deleted(
     assert f"{len(gone)} images of version 1 were deleted" in caplog.text
     assert parent.deleted == tuple(sorted(gone))
     assert not parent.samples.keys & set(gone)
-    fresh = Learner(backbone, TokenCache(backbone, images.read), tiny_settings())  # has cached no tokens
+    fresh = Learner(TokenCache(backbone, images.read), tiny_settings())  # has cached no tokens
     child = fresh.learn(parent.model, parent.samples, second, Checkpoint(None), silent_progress())
     assert child.model.classes == ("class 0", "class 1", "class 2")
     assert not child.samples.keys & set(gone)

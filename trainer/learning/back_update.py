@@ -1,15 +1,10 @@
 """Back-updating (Eq. backward): train earlier heads on a new task's images as `ood`.
 
-Only heads change. Each head is trained on features of its own task's network (the research code takes those of the
-first task for every head, which is a bug).
+Only heads change, so features are computed once per head.
 
 The memory keeps few images per class, and a head that fits their noise rejects other images of its own classes. So
 half of the head's own features are drawn from the task's class Gaussians, which were fitted on all of its images.
 """
-
-from __future__ import annotations
-
-from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -17,48 +12,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from models.inference.gaussians import Gaussians
-from models.inference.model import Head, Model
-from models.network.adapted_blocks import tensors_of
-from trainer.learning.progress import Progress
+from models.inference.model import Head
 from trainer.learning.settings import LearnerSettings
-from trainer.learning.tokens import TokenCache
-
-
-def back_update(
-    model: Model,
-    earlier_tasks: int,
-    memory: Mapping[str, Sequence[str]],
-    extended: Mapping[str, Sequence[str]],
-    new_images: Sequence[str],
-    tokens: TokenCache,
-    settings: LearnerSettings,
-    rng: np.random.Generator,
-    progress: Progress,
-) -> Model:
-    """Update every earlier head after a new task; without `new_images`, the heads of the `extended` classes only.
-
-    `memory` holds the images of all earlier classes, those that extend them included.
-    """
-    quota = max(1, settings.replay_size // max(1, len(memory)))
-    size = sum(len(keys) or quota for keys in memory.values())  # |M|
-    selected = [new_images[i] for i in rng.permutation(len(new_images))[:size]]
-    heads: dict[int, Head] = {}
-    for j, task in enumerate(model.tasks[:earlier_tasks]):
-        if not new_images and not any(name in extended for name in task.classes):
-            continue
-        own = [(key, c) for c, name in enumerate(task.classes) for key in memory.get(name, ())]
-        others = [key for name, keys in memory.items() if name not in task.classes for key in keys] + selected
-        tensors = tensors_of(task)
-        z_own, z_others = tokens.features([key for key, _ in own], tensors), tokens.features(others, tensors)
-        labels = np.array([c for _, c in own], np.int64)
-        # A head that sees no image of a class unlearns it: draws stand for classes whose images were all deleted.
-        deleted = np.setdiff1d(np.arange(len(task.classes)), labels).repeat(quota)
-        if len(deleted):
-            z_own = np.concatenate([z_own, task.gaussians.sample(deleted, rng).astype(np.float32)])
-            labels = np.concatenate([labels, deleted])
-        heads[j] = update_head(task.head, task.gaussians, z_own, labels, z_others, settings, rng)
-        progress.report("back-updating", j + 1, earlier_tasks, len(own) + len(others))
-    return model.with_heads(heads)
 
 
 def update_head(

@@ -1,7 +1,5 @@
 """Calibrate a version on held-out images of known classes: the constants of its rule and its threshold."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product

@@ -1,7 +1,5 @@
 """Checkpoints: the last finished epoch of each phase, from which an interrupted training resumes."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

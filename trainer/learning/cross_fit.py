@@ -5,8 +5,6 @@ trained once more per fold without the images of the fold. For each image the di
 being trained on is kept; the fold's network is discarded.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The evaluation gate: reject a version that loses too much of what its parent knew."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -53,20 +51,25 @@ def judge(
     Accuracy counts all classes that a version knows. AUC compares task k's own score for its images with all other
     images, those of the new task included, so that a parent with one task has an AUC too.
     """
+    new = _measure(model, after, labels)
+    old = _measure(parent, before, labels) if parent and before else []
     reports = []
-    correct_after = is_correct(model, after, labels)
-    correct_before = is_correct(parent, before, labels) if parent and before else None
     for k, task in enumerate(model.tasks):
-        own = np.array([label in task.classes for label in labels], bool)
-        accuracy_before = auc_before = None
-        if parent and before and correct_before is not None and k < len(parent.tasks):
-            accuracy_before = float(correct_before[own].mean()) if own.any() else None
-            auc_before = task_auc(parent, before, labels, k)
-        accuracy_after = float(correct_after[own].mean()) if own.any() else None
-        auc_after = task_auc(model, after, labels, k)
-        images = int(own.sum())
+        accuracy_before, auc_before = old[k] if k < len(old) else (None, None)
+        accuracy_after, auc_after = new[k]
+        images = sum(label in task.classes for label in labels)
         reports.append(TaskReport(k, task.classes, images, accuracy_before, accuracy_after, auc_before, auc_after))
     return Verdict(tuple(reports), tuple(_reasons(reports, settings)))
+
+
+def _measure(model: Model, evidence: Evidence, labels: Sequence[str]) -> list[tuple[float | None, float | None]]:
+    """Accuracy and AUC of each task."""
+    correct, measured = is_correct(model, evidence, labels), []
+    for k, task in enumerate(model.tasks):
+        own = np.array([label in task.classes for label in labels], bool)
+        accuracy = float(correct[own].mean()) if own.any() else None
+        measured.append((accuracy, task_auc(model, evidence, labels, k)))
+    return measured
 
 
 def _reasons(reports: Sequence[TaskReport], settings: LearnerSettings) -> list[str]:

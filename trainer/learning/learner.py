@@ -1,7 +1,5 @@
 """Learn one task: Algorithm 1 of MORE, from a labelled batch to a model that the gate has judged."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -15,7 +13,7 @@ from models.inference.rules import Rule
 from models.network.adapted_blocks import tensors_of
 from models.network.backbone import Backbone
 from tasks.errors import BatchError
-from trainer.learning.back_update import back_update
+from trainer.learning.back_update import update_head
 from trainer.learning.calibration import calibrate, held_out_evidence
 from trainer.learning.checkpoint import Checkpoint
 from trainer.learning.cross_fit import cross_fit
@@ -49,9 +47,12 @@ class Learned:
 class Learner:
     """Learns one task after another on one backbone."""
 
-    backbone: Backbone
     tokens: TokenCache
     settings: LearnerSettings
+
+    @property
+    def backbone(self) -> Backbone:
+        return self.tokens.backbone
 
     def empty(self) -> Model:
         """A model without tasks."""
@@ -91,17 +92,8 @@ class Learner:
             held_out += new_held_out
         new_head = model.tasks[-1].head if new else None
         if self.settings.recipe.back_update:
-            model = back_update(
-                model,
-                earlier_tasks=len(parent.tasks),
-                memory=merged(samples.memory, extension),
-                extended=extension,
-                new_images=_keys(trained),
-                tokens=self.tokens,
-                settings=self.settings,
-                rng=rng,
-                progress=progress,
-            )
+            memory = merged(samples.memory, extension)
+            model = self._back_update(model, len(parent.tasks), memory, extension, _keys(trained), rng, progress)
         kept = Samples(
             remember(samples.memory, {**extension, **trained}, self.settings.replay_size, rng),
             limit_held_out([*samples.held_out, *held_out], rng),
@@ -175,9 +167,7 @@ class Learner:
         name = f"task {len(model.tasks) + 1}"
 
         def train_on(data: TaskData, phase: str) -> Model:
-            trained = train_task(
-                self.tokens, self.backbone, shared, data, self.settings, name, phase, checkpoint, progress
-            )
+            trained = train_task(self.tokens, shared, data, self.settings, name, phase, checkpoint, progress)
             return self._with_task(model, tuple(new), data, trained)
 
         extended = train_on(data, name)
@@ -205,6 +195,42 @@ class Learner:
             tasks=(*model.tasks, task),
             frozen=model.frozen.with_classes(frozen, labels, data.classes),
         )
+
+    def _back_update(
+        self,
+        model: Model,
+        earlier_tasks: int,
+        memory: Images,
+        extension: Images,
+        new_images: list[str],
+        rng: np.random.Generator,
+        progress: Progress,
+    ) -> Model:
+        """Update every earlier head after a new task; without `new_images`, the heads of the extended classes only.
+
+        `memory` holds the images of all earlier classes, those of the extension included. Each head sees the features
+        of its own task's network; the research code takes those of the first task for every head, which is a bug.
+        """
+        quota = max(1, self.settings.replay_size // max(1, len(memory)))
+        size = sum(len(keys) or quota for keys in memory.values())  # |M|
+        selected = [new_images[i] for i in rng.permutation(len(new_images))[:size]]
+        heads: dict[int, Head] = {}
+        for j, task in enumerate(model.tasks[:earlier_tasks]):
+            if not new_images and not any(name in extension for name in task.classes):
+                continue
+            own = [(key, c) for c, name in enumerate(task.classes) for key in memory.get(name, ())]
+            others = [key for name, keys in memory.items() if name not in task.classes for key in keys] + selected
+            z_own = self.tokens.features([key for key, _ in own], tensors_of(task))
+            z_others = self.tokens.features(others, tensors_of(task))
+            labels = np.array([c for _, c in own], np.int64)
+            # A head that sees no image of a class unlearns it: draws stand for classes whose images were all deleted.
+            deleted = np.setdiff1d(np.arange(len(task.classes)), labels).repeat(quota)
+            if len(deleted):
+                z_own = np.concatenate([z_own, task.gaussians.sample(deleted, rng).astype(np.float32)])
+                labels = np.concatenate([labels, deleted])
+            heads[j] = update_head(task.head, task.gaussians, z_own, labels, z_others, self.settings, rng)
+            progress.report("back-updating", j + 1, earlier_tasks, len(own) + len(others))
+        return model.with_heads(heads)
 
     def _evaluate(self, parent: Model, model: Model, held_out: Sequence[HeldOut]) -> tuple[Model, Verdict]:
         """Calibrate the model on the held-out images of all tasks and compare it with its parent."""

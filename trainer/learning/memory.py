@@ -4,13 +4,12 @@ The memory is trained on again: as `ood` for other tasks, as its own classes for
 calibrate the scores and judge the next version; they are not trained on, unless the task was cross-fitted.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
+from pydantic import TypeAdapter
 
 from tasks.batch.check import shortened
 from tasks.errors import BatchError
@@ -49,7 +48,7 @@ class Samples:
         """The images that must be kept."""
         return {key for keys in self.memory.values() for key in keys} | {sample.key for sample in self.held_out}
 
-    def without_missing(self, present: Container[str]) -> Samples:
+    def without_missing(self, present: Container[str]) -> Self:
         """The samples without deleted images. A class without images stays in the memory."""
         memory = {name: tuple(key for key in keys if key in present) for name, keys in self.memory.items()}
         held_out = tuple(sample for sample in self.held_out if sample.key in present)
@@ -59,13 +58,8 @@ class Samples:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Samples:
-        held_out = tuple(
-            HeldOut(row["key"], row["label"], tuple(row["logit_shift"]), tuple(row["distance_ratio"]))
-            for row in data["held_out"]
-        )
-        memory, seen = ({name: tuple(keys) for name, keys in data[part].items()} for part in ("memory", "seen"))
-        return cls(memory, held_out, seen)
+    def from_json(cls, data: dict[str, Any]) -> Self:
+        return TypeAdapter(cls).validate_python(data)
 
 
 def unseen(

@@ -1,7 +1,5 @@
 """Progress of a task as events, for a terminal or for the queue."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Reproducible training: the same seed, batch and parent give the same weights, also after an interruption."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 

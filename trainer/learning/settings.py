@@ -1,7 +1,5 @@
 """Settings of learning: the paper's values where they suit tens of images per class, measured ones elsewhere."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Literal

@@ -1,7 +1,5 @@
 """Tokens: the frozen trunk's output for an image, computed once and cached while a task is learned."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -39,7 +37,7 @@ class TokenCache:
         device: str = "cpu",
         max_bytes: int = CACHE_BYTES,
     ) -> None:
-        self._backbone, self._read, self._seed = backbone, read, seed
+        self.backbone, self._read, self._seed = backbone, read, seed
         self.device = torch.device(device)
         self._cache: dict[Item, Tensor] = {}
         self._free_bytes = max_bytes
@@ -65,11 +63,11 @@ class TokenCache:
     def features(self, keys: Sequence[str], task: TaskTensors) -> NDArray[np.float32]:
         """z under one task's network: (n, d)."""
         task = TaskTensors(*(tensor.to(self.device) for tensor in task))
-        out = [np.zeros((0, self._backbone.spec.dimensions), np.float32)]
+        out = [np.zeros((0, self.backbone.spec.dimensions), np.float32)]
         for start in range(0, len(keys), CHUNK):
             tokens = self.get(keys[start : start + CHUNK])
             with torch.inference_mode():
-                out.append(self._backbone.blocks(tokens, task).cpu().numpy())
+                out.append(self.backbone.blocks(tokens, task).cpu().numpy())
         return np.concatenate(out)
 
     def _fetch(self, items: Sequence[Item]) -> dict[Item, Tensor]:
@@ -90,11 +88,11 @@ class TokenCache:
                 chunk = items[start : start + CHUNK]
                 pixels = torch.from_numpy(np.stack(list(pool.map(self._pixels, chunk))))
                 with torch.no_grad():
-                    yield chunk, self._backbone.trunk(pixels.to(self.device)).cpu()
+                    yield chunk, self.backbone.trunk(pixels.to(self.device)).cpu()
 
     def _pixels(self, item: Item) -> NDArray[np.float32]:
         key, view = item
-        preprocessing = self._backbone.spec.preprocessing
+        preprocessing = self.backbone.spec.preprocessing
         if view == 0:
             return load_pixels(self._read(key), preprocessing)
         # A view is a crop: decode it larger than the plain image.

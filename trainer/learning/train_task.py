@@ -4,8 +4,6 @@ All tasks share the adapters. After each optimiser step, every entry that an ear
 the gradient (Eq. grad_mod) is not enough, because momentum and weight decay also change weights with a zero gradient.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -182,7 +180,6 @@ class _TaskNetwork:
 
 def train_task(
     tokens: TokenCache,
-    backbone: Backbone,
     shared: SharedAdapters,
     data: TaskData,
     settings: LearnerSettings,
@@ -195,14 +192,14 @@ def train_task(
 
     The initial weights depend on `name` only: the folds of a cross-fit start from the same weights as the task.
     """
-    network = _TaskNetwork(backbone, shared, data.classes, settings, name, tokens.device)
+    network = _TaskNetwork(tokens.backbone, shared, data.classes, settings, name, tokens.device)
     finished, state = checkpoint.load(phase)
     if finished:
         network.restore(state)
     per_epoch = image_passes(data, settings) / settings.epochs
     progress.skip(finished * per_epoch)
     for epoch in range(finished, settings.epochs):
-        loss = _epoch(tokens, backbone, network, data, settings, random_stream(settings.seed, phase, "epoch", epoch))
+        loss = _epoch(tokens, network, data, settings, random_stream(settings.seed, phase, "epoch", epoch))
         checkpoint.save(phase, epoch + 1, network.state())
         progress.report(phase, epoch + 1, settings.epochs, per_epoch, loss)
     return network.finish()
@@ -210,7 +207,6 @@ def train_task(
 
 def _epoch(
     tokens: TokenCache,
-    backbone: Backbone,
     network: _TaskNetwork,
     data: TaskData,
     settings: LearnerSettings,
@@ -230,7 +226,7 @@ def _epoch(
         views = rng.integers(settings.views, size=len(keys)).tolist()
         s = hat.temperature(step, len(starts))
         masks = network.masks(s)
-        z = backbone.blocks(tokens.get(keys, views), network.tensors, masks)
+        z = tokens.backbone.blocks(tokens.get(keys, views), network.tensors, masks)
         logits = F.linear(z, network.parameters["head_w"], network.parameters["head_b"])
         loss = F.cross_entropy(logits, torch.tensor(labels, device=z.device))
         loss = loss + settings.recipe.sparsity * hat.sparsity(list(masks), [network.used1, network.used2])

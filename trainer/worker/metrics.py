@@ -1,7 +1,5 @@
 """Prometheus metrics of a worker."""
 
-from __future__ import annotations
-
 from prometheus_client import CollectorRegistry, Gauge, Histogram, disable_created_metrics
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector

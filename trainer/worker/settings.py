@@ -1,7 +1,5 @@
 """Settings of the worker process; those of learning are in `trainer/learning/settings.py`."""
 
-from __future__ import annotations
-
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 

@@ -8,8 +8,6 @@ learner reports, the worker checks whether to go on: told to stop, or if the tas
 back; if it has lost the lease, it drops the task, because another worker has it.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

@@ -166,7 +166,7 @@ def learn(backbone: Backbone, tasks: Tasks, read: Callable[[str], bytes], epochs
     settings = learner_settings(
         epochs=epochs, bottleneck=16, hold_out_from=2, hold_out=0.3, replay_size=16, back_epochs=2
     )
-    learner = Learner(backbone, TokenCache(backbone, read), settings)
+    learner = Learner(TokenCache(backbone, read), settings)
     model, samples = learner.empty(), Samples()
     for task in tasks:
         learned = learner.learn(model, samples, task, Checkpoint(None), Progress("test", lambda event: None))

@@ -188,7 +188,7 @@ def test_every_earlier_head_is_updated_on_its_own_tasks_features() -> None:
         return update_head(head, gaussians, own, labels, others, *rest)
 
     new = TinyImages().batch(["new"], count=30)
-    with patch.object(trainer.learning.back_update, "update_head", recording):
+    with patch.object(trainer.learning.learner, "update_head", recording):
         child = learner.learn(parent.model, parent.samples, new, Checkpoint(None), silent_progress())
     held_out = {sample.key for sample in child.samples.held_out}
     memory = parent.samples.memory

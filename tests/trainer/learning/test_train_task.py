@@ -46,7 +46,6 @@ def counted(images: int, replayed: int = 0, **chosen: Any) -> tuple[Counted, Tas
     with patch.object(learner.tokens, "get", getting), patch.object(_TaskNetwork, "step", stepping):
         train_task(
             learner.tokens,
-            learner.backbone,
             shared,
             data,
             learner.settings,
