@@ -5,9 +5,12 @@
 
 VENV := .venv
 BIN := $(VENV)/bin
-STAMP := $(VENV)/.installed
+# One stamp for each set of packages: `all` runs the service, `demo` adds its images, `dev` adds the test tools.
+RUN := $(VENV)/.installed-all
+DEMO := $(VENV)/.installed-demo
+DEV := $(VENV)/.installed-dev
 
-# The first interpreter that is new enough; asked only when .venv has to be created.
+# The first interpreter that is new enough; only looked for when .venv has to be created.
 PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13 python3.14; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && { echo $$p; break; }; done)
 
@@ -19,34 +22,34 @@ test: system check ## lint, types and every test (creates .venv when it is absen
 
 check: lint types imports ## lint, types and import contracts only
 
-lint: $(STAMP)
+lint: $(DEV)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-types: $(STAMP)
+types: $(DEV)
 	$(BIN)/mypy
 
-imports: $(STAMP)
+imports: $(DEV)
 	$(BIN)/lint-imports
 
 system: ## install Debian's chromium and prometheus for the tests, where that is allowed
 	@sh tests/support/install_tools.sh
 
-run: $(STAMP) ## start everything on this machine: server, trainer and queue (Ctrl-C stops it)
+run: $(RUN) ## start everything on this machine: server, trainer and queue (Ctrl-C stops it)
 	$(BIN)/openworld up
 
-demo: $(STAMP) ## with the service running: teach it, show it something new, label that, and see what it knows
+demo: $(DEMO) ## with the service running: teach it, show it something new, label that, and see what it knows
 	$(BIN)/openworld demo
 
-docs: $(STAMP) ## write the generated parts of docs/ anew
+docs: $(DEV) ## write the generated parts of docs/ anew
 	$(BIN)/python docs/generate.py
 	$(BIN)/python docs/package_graph.py
 
-format: $(STAMP) ## format the code and fix what can be fixed
+format: $(DEV) ## format the code and fix what can be fixed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# pip is the last thing that venv writes: without it the folder is half made, and is completed.
+# venv writes pip last: without it the environment is incomplete and is created again.
 $(BIN)/pip:
 	@python='$(PYTHON)'; \
 	if [ -z "$$python" ] || ! "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then \
@@ -56,6 +59,6 @@ $(BIN)/pip:
 	fi; \
 	"$$python" -m venv $(VENV)
 
-$(STAMP): pyproject.toml | $(BIN)/pip
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+$(VENV)/.installed-%: pyproject.toml | $(BIN)/pip
+	@sh deploy/install.sh $(VENV) $*
 	@touch $@
