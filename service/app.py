@@ -1,4 +1,4 @@
-"""The application: parts, routes and handlers put together."""
+"""The application: container, middleware, routes and error handlers."""
 
 from __future__ import annotations
 
@@ -24,23 +24,21 @@ from service.routes import (
     predict,
     pulse,
     tasks,
-    version_detail,
     versions,
 )
 from service.settings import ServiceSettings
 
 DESCRIPTION = """\
-Recognises what it has learned, says **novel** to the rest, and learns that from people's labels.
+Recognises the classes it has learned, answers **novel** to everything else, and learns new classes from labels.
 
-Robots and apps send images to `POST /predict`; operators look at `/versions`, `/metrics` and `/readyz`.
-Errors have one shape ([RFC 9457](https://www.rfc-editor.org/rfc/rfc9457)) with a stable `code`. When the server has
-keys, send yours as `Authorization: Bearer <key>`.
+Robots and apps send images to `POST /predict`; operators use `/versions`, `/metrics` and `/readyz`.
+Every error has the same shape ([RFC 9457](https://www.rfc-editor.org/rfc/rfc9457)) with a stable `code`. If the server
+has keys, send yours as `Authorization: Bearer <key>`.
 """
 
 
 def create_app(settings: ServiceSettings) -> FastAPI:
-    """A server's application; its parts start and stop with it."""
-
+    """The application of one server. Its lifespan starts and stops the container."""
     container = Container(settings)
 
     @asynccontextmanager
@@ -61,18 +59,15 @@ def create_app(settings: ServiceSettings) -> FastAPI:
         redoc_url=None,
     )
     app.state.container = container
-    app.state.pulse = pulse.Pulse(container.active_version)
-    app.state.explainer = explain.Explainer()
     app.add_middleware(RequestGuard, keyring=container.keyring)
     app.add_middleware(RequestLog, metrics=container.metrics, draining=lambda: container.draining)
-    for part in (
+    for module in (
         predict,
         explain,
         novelties,
         tasks,
         classes,
         versions,
-        version_detail,
         images,
         health,
         me,
@@ -80,7 +75,7 @@ def create_app(settings: ServiceSettings) -> FastAPI:
         api_docs,
         console,
     ):
-        app.include_router(part.router)
-    app.router.routes.insert(0, predict.PlainPredict())
+        app.include_router(module.router)
+    app.router.routes.insert(0, predict.FastPredictRoute())
     complete_openapi(app, keys=bool(settings.keys))
     return app

@@ -18,5 +18,5 @@ async def forget(container: Container, sha256s: Collection[str]) -> int:
         novelties = await asyncio.to_thread(container.inbox.delete_all, sha256s)
     for sha256 in sha256s:
         container.thumbnails.forget(sha256)
-    await container.recent.forget(sha256s)
+    await container.recent.erase(sha256s)
     return novelties

@@ -1,8 +1,8 @@
-"""The process: listen, answer, and leave without dropping anybody.
+"""The server process.
 
-On SIGTERM the server is not ready at once, so that nobody new is sent to it; it goes on answering for
-`drain_seconds` and asks clients to close their connections; then it stops listening, and ends when every accepted
-request has its answer. A second signal ends it at once.
+On SIGTERM the server reports "not ready" at once, so that load balancers send it no new requests. It answers for
+another `drain_seconds` and asks clients to close their connections. Then it stops listening, and exits after every
+accepted request is answered. A second signal ends it at once.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from service.settings import ServiceSettings
 
 log = logging.getLogger(__name__)
 
-KEEP_ALIVE = 75  # seconds: longer than clients and proxies hold a connection, so that they close it and not we
+KEEP_ALIVE = 75  # seconds: longer than clients and proxies keep a connection, so that they close it first
 
 
 class Server(uvicorn.Server):
-    """uvicorn, with a pause between `not ready` and `not listening`."""
+    """uvicorn with a pause between "not ready" and "not listening"."""
 
     def __init__(self, config: uvicorn.Config, container: Container) -> None:
         super().__init__(config)
@@ -39,8 +39,8 @@ class Server(uvicorn.Server):
         if self._container.draining:
             self.should_exit = self.force_exit = True
             return
-        self._container.drain()
-        log.info("%s: not ready any more, answering what comes for a moment", signal.Signals(sig).name)
+        self._container.draining = True
+        log.info("%s: not ready, will stop listening", signal.Signals(sig).name)
         loop = asyncio.get_event_loop()
         loop.call_soon_threadsafe(loop.call_later, self._container.settings.drain_seconds, self._stop)
 
@@ -57,8 +57,8 @@ class Server(uvicorn.Server):
 
 
 def serve(settings: ServiceSettings) -> int:
-    """Run until told to stop; the exit code."""
-    listener = bind(settings.host, settings.port)  # first: loading a model to find the port taken helps nobody
+    """Run until a signal; returns the exit code."""
+    listener = bind(settings.host, settings.port)  # first, so that a taken port is reported before a model is loaded
     app = create_app(settings)
     container: Container = app.state.container
     config = uvicorn.Config(
@@ -69,28 +69,24 @@ def serve(settings: ServiceSettings) -> int:
         log_config=None,
         access_log=False,
         server_header=False,
-        proxy_headers=False,  # nothing here looks at a client's address
+        proxy_headers=False,  # client addresses are not used
         timeout_keep_alive=KEEP_ALIVE,
         timeout_graceful_shutdown=int(settings.shutdown_seconds) or 1,
     )
-    log.info("settings that are not the defaults", extra={"fields": settings.changed()})
+    log.info("settings that differ from the defaults", extra={"fields": settings.changed()})
     log.debug("settings", extra={"fields": settings.shown()})
     server = Server(config, container)
-    _spare_the_collector()
+    # Imported objects stay, and requests leave few cycles: rarer garbage collection saves some percent.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
     with listener:
         server.run(sockets=[listener])
     return 0 if server.started else 1
 
 
-def _spare_the_collector() -> None:
-    """What was imported stays, and a request leaves few cycles: looking for them less often is worth some percent."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(20_000, 20, 20)
-
-
 def bind(host: str, port: int) -> socket.socket:
-    """A socket that is bound, but does not listen yet: until the model is loaded, connecting fails at once."""
+    """A bound socket that does not listen: connections are refused until the model is loaded."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, protocol)

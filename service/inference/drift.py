@@ -1,12 +1,12 @@
-"""Are today's images like those that the model was calibrated on? The population stability index (PSI) of their scores.
+"""Drift of the incoming images: the population stability index (PSI) of their calibrated scores.
 
-A calibrated score is a quantile among held-out images of known classes, so images like those spread evenly over 0..1:
-the reference is uniform, whatever the version. All answers count, novel ones too: what the robots see is what drifts.
+A calibrated score is a quantile among held-out images of known classes, so images like those have uniform scores in
+every version: the reference is the uniform distribution. All answers count, novel ones too.
 
-By custom below 0.1 is no change and above 0.25 a large one. Chance has its share, though: without any drift the index
-of n scores against a reference of m is about chi-square(BINS - 1) * (1/m + 1/n), and with twenty held-out images it is
-above 0.25 nearly always. The alert therefore asks for more than 0.25 *and* more than chance gives, by the 99th
-percentile of that distribution (deploy/prometheus/rules).
+By convention an index below 0.1 means no change and above 0.25 a large change. Without drift the index of n scores
+against m reference scores is distributed about as chi-square(BINS - 1) * (1/m + 1/n); with 20 held-out images it is
+nearly always above 0.25. The alert therefore requires more than 0.25 *and* more than the 99th percentile of that
+distribution (deploy/prometheus/rules).
 """
 
 from __future__ import annotations
@@ -19,12 +19,11 @@ from threading import Lock
 
 BINS = 10
 WINDOW_SECONDS = 3600.0
-# Half a score more in every bin: an empty one makes the index large instead of infinite.
-SMOOTHING = 0.5
+SMOOTHING = 0.5  # added to every bin, so that an empty bin does not make the index infinite
 
 
 def stability_index(counts: Sequence[int]) -> float:
-    """PSI of counts a bin against the uniform: sum of (p - q) ln(p / q), 0 when they are equal, never negative."""
+    """PSI of the counts per bin against uniform: the sum of (p - q) ln(p / q), which is 0 for equal counts."""
     expected = 1 / len(counts)
     total = sum(counts) + SMOOTHING * len(counts)
     shares = [(count + SMOOTHING) / total for count in counts]
@@ -32,49 +31,46 @@ def stability_index(counts: Sequence[int]) -> float:
 
 
 class ScoreDrift:
-    """The index over the last `window` scores of one version, none of them older than an hour.
-
-    Scores come from the event loop and are asked for by the thread that answers Prometheus, hence the lock.
-    """
+    """The index of the last `window` scores of one version, of the last hour. Thread-safe."""
 
     def __init__(self, window: int = 2000, minimum: int = 200, clock: Callable[[], float] = time.monotonic) -> None:
         self._window, self._minimum, self._clock = window, minimum, clock
         self._lock = Lock()
-        self._seen: deque[tuple[float, int]] = deque()  # when, and in which bin
+        self._scores: deque[tuple[float, int]] = deque()  # (time, bin)
         self._counts = [0] * BINS
 
     def observe(self, score: float) -> None:
-        """One image was answered with this calibrated score."""
-        if not 0 <= score <= 1:  # nor is it a number then; an answer must not fail because of a metric
+        """Add the calibrated score of one image."""
+        if not 0 <= score <= 1:  # also NaN; a metric must not make an answer fail
             return
-        place = min(int(score * BINS), BINS - 1)
+        bin = min(int(score * BINS), BINS - 1)
         with self._lock:
-            self._seen.append((self._clock(), place))
-            self._counts[place] += 1
-            self._forget_old()
+            self._scores.append((self._clock(), bin))
+            self._counts[bin] += 1
+            self._drop_old()
 
     def reset(self) -> None:
-        """Another version answers: its scores are quantiles among other images."""
+        """Drop all scores. Call it when another version becomes active: its scores have another reference."""
         with self._lock:
-            self._seen.clear()
+            self._scores.clear()
             self._counts = [0] * BINS
 
     @property
     def samples(self) -> int:
         """Scores in the window."""
         with self._lock:
-            self._forget_old()
-            return len(self._seen)
+            self._drop_old()
+            return len(self._scores)
 
     @property
     def index(self) -> float | None:
-        """PSI of the window; None while there are too few scores to say anything."""
+        """PSI of the window; None below `minimum` scores."""
         with self._lock:
-            self._forget_old()
-            return stability_index(self._counts) if len(self._seen) >= self._minimum else None
+            self._drop_old()
+            return stability_index(self._counts) if len(self._scores) >= self._minimum else None
 
-    def _forget_old(self) -> None:
+    def _drop_old(self) -> None:
         oldest = self._clock() - WINDOW_SECONDS
-        while self._seen and (len(self._seen) > self._window or self._seen[0][0] < oldest):
-            _, place = self._seen.popleft()
-            self._counts[place] -= 1
+        while self._scores and (len(self._scores) > self._window or self._scores[0][0] < oldest):
+            _, bin = self._scores.popleft()
+            self._counts[bin] -= 1

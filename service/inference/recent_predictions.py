@@ -1,59 +1,58 @@
-"""The last predictions, with their images: so that somebody can still say "that was wrong".
+"""The last predictions with their images, so that a person can still correct one.
 
-In memory and in this server alone, by the ids that its answers carried. Bounded in bytes and in count; the newest win.
+In memory, of this server only, by prediction id. The oldest are dropped first.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Collection, Iterable
+
+from cachetools import FIFOCache
 
 from models.files import sha256_bytes
 from service.inbox import Sighting
 
-MAX_BYTES = 64 * 2**20
 MAX_COUNT = 5000
-OVERHEAD = 1024  # bytes that an answer takes beside its image and its embedding, roughly
+OVERHEAD = 1024  # approximate bytes per prediction besides its image and embedding
 
 
-class Recent:
-    """Sightings by prediction id. Changed on the event loop only, so that nothing here needs a lock."""
+class RecentPredictions:
+    """Sightings by prediction id, bounded in bytes and count. Change it on the event loop; `get` is thread-safe."""
 
-    def __init__(self, max_bytes: int = MAX_BYTES, max_count: int = MAX_COUNT) -> None:
-        self._max_bytes, self._max_count = max_bytes, max_count
-        self._kept: OrderedDict[str, Sighting] = OrderedDict()  # the oldest first
-        self.bytes = 0
+    def __init__(self, max_bytes: int = 64 * 2**20, max_count: int = MAX_COUNT) -> None:
+        self._sightings: FIFOCache[str, Sighting] = FIFOCache(max_bytes, _size)
+        self._max_count = max_count
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._sightings)
 
     def __repr__(self) -> str:
-        return f"Recent({len(self)} predictions, {self.bytes} of {self._max_bytes} bytes)"
+        return f"RecentPredictions({len(self)} predictions, {self.bytes} of {self._sightings.maxsize} bytes)"
+
+    @property
+    def bytes(self) -> int:
+        return int(self._sightings.currsize)
 
     def put(self, sighting: Sighting) -> None:
-        """Keep a prediction, in place of the oldest; one larger than all the room there is drives nobody out."""
-        size = _size(sighting)
-        if size > self._max_bytes or self._max_count < 1:
+        """Keep a prediction in place of the oldest ones. One that is larger than the limit is not kept."""
+        if _size(sighting) > self._sightings.maxsize:
             return
-        self._drop([sighting.prediction_id])
-        self._kept[sighting.prediction_id] = sighting
-        self.bytes += size
-        while self.bytes > self._max_bytes or len(self._kept) > self._max_count:
-            self._drop([next(iter(self._kept))])
+        self._sightings[sighting.prediction_id] = sighting
+        while len(self._sightings) > self._max_count:
+            self._sightings.popitem()
 
     def get(self, prediction_id: str) -> Sighting | None:
-        return self._kept.get(prediction_id)
+        try:
+            return self._sightings[prediction_id]
+        except KeyError:
+            return None
 
-    async def forget(self, sha256s: Collection[str]) -> int:
-        """Drop every prediction on these images; returns how many. Hashing them all takes a moment, in a thread."""
-        kept = tuple(self._kept.values())
-        return self._drop(await asyncio.to_thread(_showing, kept, frozenset(sha256s)))
-
-    def _drop(self, prediction_ids: Iterable[str]) -> int:
-        found = [gone for id in prediction_ids if (gone := self._kept.pop(id, None)) is not None]
-        self.bytes -= sum(_size(gone) for gone in found)
-        return len(found)
+    async def erase(self, sha256s: Collection[str]) -> int:
+        """Drop all predictions on these images and return how many there were. A thread hashes the kept images."""
+        sightings = tuple(self._sightings.values())
+        found = await asyncio.to_thread(_ids_of_images, sightings, frozenset(sha256s))
+        return sum(self._sightings.pop(id, None) is not None for id in found)
 
 
 def _size(sighting: Sighting) -> int:
@@ -61,6 +60,6 @@ def _size(sighting: Sighting) -> int:
     return len(sighting.data) + (0 if embedding is None else embedding.nbytes) + OVERHEAD
 
 
-def _showing(sightings: Iterable[Sighting], sha256s: Collection[str]) -> list[str]:
-    # Not hashed when they are put: that would cost every prediction what a deletion, once in a while, costs here.
+def _ids_of_images(sightings: Iterable[Sighting], sha256s: Collection[str]) -> list[str]:
+    # Hashed here and not in `put`: an erasure is rare, a prediction is not.
     return [one.prediction_id for one in sightings if (one.sha256 or sha256_bytes(one.data)) in sha256s]

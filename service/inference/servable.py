@@ -1,4 +1,4 @@
-"""What answers: a loaded version, or nothing yet."""
+"""The models that a server answers with: a loaded version, or the empty model before the first one."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from models.inference.predictor import Scored
 
 
 class ServableModel(Protocol):
-    """All that the engine and the routes need of a version. Both methods may be called from any thread."""
+    """What the engine and the routes need of a version; `Predictor` implements it. Methods are thread-safe."""
 
     @property
     def version(self) -> int: ...
 
     @property
     def reference_points(self) -> int:
-        """Held-out scores that the calibrated score is a quantile of."""
+        """The number of held-out scores behind the calibrated score."""
 
     def decode(self, data: bytes) -> Array:
-        """Bytes to what `score` takes; an ImageError when they are not a picture."""
+        """The input of `score` for an encoded image; raises ImageError."""
 
     def score(self, pixels: Sequence[Array], all_threads: bool = True) -> list[Scored]:
-        """An answer a picture, in order; `alone` when no other lane computes."""
+        """One answer per image, in order; pass `all_threads=False` while other batches are computed."""
 
 
 class EmptyModel:
-    """Before the first task: everything is novel, but a broken picture is still a broken picture."""
+    """Version 0, before anything is learned: every readable image is novel."""
 
     version = 0
     reference_points = 0

@@ -1,4 +1,4 @@
-"""GET /classes and PATCH /classes/{name}: people mislabel, and take it back."""
+"""`/classes`: list, rename, merge, retire and restore learned classes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tasks.batch.class_names import canonical, confusion_problems, name_problems
 router = APIRouter(tags=["labellers"])
 
 
-@router.get("/classes", summary="What has been learned, and what became of it", responses=documented(401))
+@router.get("/classes", summary="All learned classes, with those merged or retired", responses=documented(401))
 async def classes(container: ContainerDep, key: AnyKey) -> Classes:
     return _classes(await asyncio.to_thread(container.active_version.store.current_manifest))
 
@@ -33,7 +33,7 @@ async def classes(container: ContainerDep, key: AnyKey) -> Classes:
 async def edit(
     container: ContainerDep, key: LabelKey, name: Annotated[str, Path(max_length=200)], change: ClassEdit
 ) -> Classes:
-    """Each makes a new version without training, which can be rolled back like any other."""
+    """Publishes a new version without training. It can be rolled back like any other."""
     edit = _edit(name, change)
     manifest = await asyncio.to_thread(_publish, container, edit, key.name)
     await container.active_version.refresh()
@@ -49,16 +49,16 @@ def _edit(name: str, change: ClassEdit) -> Edit:
     return Edit("retire" if change.retired else "restore", name)
 
 
-def _publish(container: Container, edit: Edit, who: str) -> Manifest:
+def _publish(container: Container, edit: Edit, author: str) -> Manifest:
     store = container.active_version.store
     if edit.kind == "rename" and edit.to is not None:
         known = set(store.load().manifest.classes) - {edit.name}
         if problems := [*name_problems(edit.to), *confusion_problems([edit.to], known)]:
             raise InvalidName("; ".join(problems))
     try:
-        return publish_edit(store, edit, "operator", who)
+        return publish_edit(store, edit, "operator", author)
     except StaleParent as error:
-        raise ClassConflict("another version was published in this moment: look at it, and try again") from error
+        raise ClassConflict("another version was published at the same time: look at it, and try again") from error
 
 
 def _classes(manifest: Manifest | None) -> Classes:

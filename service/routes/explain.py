@@ -1,17 +1,13 @@
-"""POST /explain: the evidence behind an answer, task by task and class by class, for people who wonder why.
-
-Far more to write down than an answer, and asked by people, not by robots: one at a time, in a thread of its own, so
-that the engine and the event loop have theirs for /predict.
-"""
+"""`POST /explain`: the evidence for an answer, per task and per class."""
 
 from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Request
 
 from models.errors import ImageError
 from models.inference.answer import NOTHING_KNOWN, Answer, answer
@@ -20,80 +16,64 @@ from models.inference.model import Model
 from models.inference.predictor import Predictor
 from models.inference.rules import log_class_probabilities, log_coefficient
 from service.container import Container, ContainerDep
-from service.errors import DeadlinePassed
 from service.http.auth import PredictKey
 from service.http.image_bodies import read_images
 from service.http.limits import finish_by
 from service.http.problems import documented
 from service.inference.servable import ServableModel
+from service.routes.predict import IMAGE_CONTENT, TimeoutHeader, VersionQuery
 from service.wire.predictions import ClassEvidence, Explanation, TaskEvidence
 
 router = APIRouter(tags=["people"])
 
-_IMAGE = {"schema": {"type": "string", "format": "binary"}}
-BODY: dict[str, Any] = {
-    "requestBody": {
-        "required": True,
-        "description": "One image as it is",
-        "content": {"image/jpeg": _IMAGE, "image/png": _IMAGE, "image/webp": _IMAGE},
-    }
+REQUEST_BODY: dict[str, Any] = {
+    "requestBody": {"required": True, "description": "One image as it is", "content": IMAGE_CONTENT}
 }
-
-
-class Explainer:
-    """One explanation at a time."""
-
-    def __init__(self) -> None:
-        self._turn = asyncio.Semaphore(1)
-
-    async def explain(self, container: Container, served: ServableModel, image: bytes) -> Explanation:
-        seconds = container.settings.request_timeout
-        try:
-            async with asyncio.timeout(seconds):
-                loop = asyncio.get_running_loop()
-                pixels = await loop.run_in_executor(container.decoders, served.decode, image)
-                await self._turn.acquire()
-        except TimeoutError as error:
-            raise DeadlinePassed(f"others are being explained, and this had to wait for {seconds:g} s") from error
-        # From here on without a deadline: a thread cannot be stopped, and its place must not be given away before.
-        try:
-            return await asyncio.to_thread(explain, served, pixels)
-        finally:
-            self._turn.release()
 
 
 @router.post(
     "/explain",
     summary="Why an image is answered as it is",
     responses=documented(400, 401, 403, 404, 409, 413, 415, 422, 429, 503, 504),
-    openapi_extra=BODY,
+    openapi_extra=REQUEST_BODY,
 )
 async def explain_image(
     request: Request,
     container: ContainerDep,
     key: PredictKey,
-    version: Annotated[int | None, Query(ge=1, le=10**12, description="ask this version")] = None,
+    version: VersionQuery = None,
+    timeout: TimeoutHeader = None,
 ) -> Explanation:
-    """Counts as one image towards the key's rate, and is not kept: it is no prediction."""
-    explainer: Explainer = request.app.state.explainer
+    """Counts as one image towards the key's rate. It is not a prediction: it is not counted as one and not kept."""
     limits = replace(container.request_limits, images=1)
-    deadline = limits.deadline(None)
+    deadline = limits.deadline(timeout)
     with container.admission.enter() as permit:
         (image,) = await finish_by(deadline, read_images(request, limits, permit))
         if isinstance(image, ImageError):
             raise image
         container.rate_limiter.take(key.name, 1)
-        served = await finish_by(deadline, container.active_version.get(version))
-        return await explainer.explain(container, served, image)
+        model = await finish_by(deadline, container.active_version.get(version))
+        return await explain_in_turn(container, model, image, deadline)
 
 
-def explain(served: ServableModel, pixels: Array) -> Explanation:
-    """The evidence on one decoded image; like `Predictor.score`, with nothing thrown away."""
-    if not isinstance(served, Predictor) or not served.model.tasks:
-        return _explanation(served.version, NOTHING_KNOWN, None, [])
-    model = served.model
-    evidence = model.evidence(served.runtime.features(model, pixels[None]))
-    return _explanation(served.version, answer(model, evidence)[0], model, _tasks(model, evidence))
+async def explain_in_turn(container: Container, model: ServableModel, image: bytes, deadline: float) -> Explanation:
+    """One explanation at a time: it takes longer than an answer, and must leave the other threads to /predict."""
+    pixels = await finish_by(deadline, container.engine.decode(model, image))
+    await finish_by(deadline, container.explain_turn.acquire())
+    # From here on without a deadline: a thread cannot be stopped, and the next one must wait for it.
+    try:
+        return await asyncio.to_thread(explain, model, pixels)
+    finally:
+        container.explain_turn.release()
+
+
+def explain(predictor: ServableModel, pixels: Array) -> Explanation:
+    """The answer to one decoded image, with all evidence."""
+    if not isinstance(predictor, Predictor) or not predictor.model.tasks:
+        return _explanation(predictor.version, NOTHING_KNOWN, None, [])
+    model = predictor.model
+    evidence = model.evidence(predictor.runtime.features(model, pixels[None]))
+    return _explanation(predictor.version, answer(model, evidence)[0], model, _tasks(model, evidence))
 
 
 def _explanation(version: int, answered: Answer, model: Model | None, tasks: list[TaskEvidence]) -> Explanation:

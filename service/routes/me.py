@@ -1,4 +1,4 @@
-"""GET /me: who is asking and what they may do, so that a page shows nobody what they may not."""
+"""`GET /me`: the roles of the caller's key, for the console."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ from service.wire.keys import Me
 router = APIRouter(tags=["people"])
 
 
-@router.get("/me", summary="Whose key this is, and what it may do", responses=documented(401))
+@router.get("/me", summary="The name and the roles of this key", responses=documented(401))
 async def me(container: ContainerDep, key: AnyKey) -> Me:
     return Me(keys_needed=bool(container.keyring), name=key.name, roles=sorted(key.roles))

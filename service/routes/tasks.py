@@ -1,4 +1,4 @@
-"""POST /tasks and what became of them: people's labels on their way to the next version."""
+"""`/tasks`: submit labelled batches and follow them until they are learned."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from tasks.queue import STATES, Task, TaskState
 log = logging.getLogger(__name__)
 router = APIRouter(tags=["labellers"])
 
-LOOKS = 0.5  # seconds between two looks at a task whose events somebody follows
-HEARTBEAT = 15.0  # seconds of silence after which proxies give up
+EVENT_POLL_SECONDS = 0.5
+HEARTBEAT_SECONDS = 15.0  # proxies close a connection that is silent for longer
 
 TaskIdPath = Annotated[str, Path(max_length=128, description="a task's id")]
 BODY: dict[str, Any] = {
     "requestBody": {
         "required": True,
-        "description": "A form with a field a class, a zip with a folder a class, or ids of novelties and predictions",
+        "description": "A form with a field per class, a zip with a folder per class, or JSON with ids",
         "content": {
             "multipart/form-data": {
                 "schema": {
@@ -54,7 +54,7 @@ BODY: dict[str, Any] = {
     "/tasks",
     status_code=202,
     response_model=TaskAnswer,
-    summary="Teach: hand in labelled images, to be learned as the next task",
+    summary="Teach: submit labelled images, to be learned as the next task",
     responses=documented(400, 401, 403, 409, 413, 415, 422, 429, 503),
     openapi_extra=BODY,
 )
@@ -64,10 +64,11 @@ async def submit(
     container: ContainerDep,
     key: LabelKey,
     idempotency_key: Annotated[
-        str | None, Header(max_length=255, description="the same key with the same batch is the same task")
+        str | None,
+        Header(max_length=255, description="a repeated request with the same key and batch returns the same task"),
     ] = None,
 ) -> TaskAnswer:
-    """202: it will be learned exactly once, or reported as failed with its reason, whatever is killed meanwhile."""
+    """202: the task will be learned exactly once, or fail with a reason, even if processes are killed."""
     queue = container.queue()
     manifest = await asyncio.to_thread(container.active_version.store.current_manifest)
     known = manifest.active_classes if manifest else []
@@ -81,18 +82,20 @@ async def submit(
     task = Task.of(batch, key.name)
     submitted = await asyncio.to_thread(queue.submit, task, idempotency_key)
     if container.inbox is not None:
-        # By the images' hashes as well: whoever sent a picture that is in the inbox has labelled it.
+        # Also by hash: an image that was uploaded may be in the inbox.
         done = [*ids, *(image.sha256 for image in batch.images)]
         try:
             await asyncio.to_thread(container.inbox.set_state, done, "labelled")
-        except StoreError as error:  # the task is accepted, and that is what was asked for
-            log.warning("the inbox does not know that task %s has its images: %s", submitted.task.id, error)
+        except StoreError as error:  # the task is accepted all the same
+            log.warning(
+                "the images of task %s could not be marked as labelled in the inbox: %s", submitted.task.id, error
+            )
     response.headers["Location"] = f"/tasks/{submitted.task.id}"
     return TaskAnswer.model_validate(submitted.task).model_copy(update={"fresh": submitted.fresh})
 
 
 def _store(container: Container, batch: LabelledBatch) -> None:
-    """Before the task is queued: who accepts a task has its images."""
+    """Store the images before the task is queued, so that every accepted task has its images."""
     images = ImageStore(container.settings.data)
     for image in batch.images:
         images.put(batch.read(image.sha256))
@@ -102,9 +105,9 @@ def _store(container: Container, batch: LabelledBatch) -> None:
 async def tasks(
     container: ContainerDep,
     key: AnyKey,
-    state: Annotated[list[TaskState] | None, Query(description="only these")] = None,
+    state: Annotated[list[TaskState] | None, Query(description="only tasks in these states")] = None,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
-    before: Annotated[str | None, Query(max_length=128, description="the last id of the page before")] = None,
+    before: Annotated[str | None, Query(max_length=128, description="the last id of the previous page")] = None,
 ) -> TaskPage:
     queue = container.queue()
     found = await asyncio.to_thread(queue.list_tasks, limit, before, state or STATES)
@@ -121,7 +124,7 @@ async def task(container: ContainerDep, key: AnyKey, task_id: TaskIdPath) -> Tas
 
 
 @router.post(
-    "/tasks/{task_id}/cancel", summary="Stop a task that has not ended", responses=documented(401, 403, 404, 409, 503)
+    "/tasks/{task_id}/cancel", summary="Cancel a task that has not ended", responses=documented(401, 403, 404, 409, 503)
 )
 async def cancel(container: ContainerDep, key: LabelKey, task_id: TaskIdPath) -> TaskAnswer:
     return TaskAnswer.model_validate(await asyncio.to_thread(container.queue().cancel, task_id))
@@ -129,7 +132,7 @@ async def cancel(container: ContainerDep, key: LabelKey, task_id: TaskIdPath) ->
 
 @router.post(
     "/tasks/{task_id}/retry",
-    summary="Queue a failed, rejected or cancelled task once more",
+    summary="Queue a failed, rejected or cancelled task again",
     responses=documented(401, 403, 404, 409, 429, 503),
 )
 async def retry(container: ContainerDep, key: LabelKey, task_id: TaskIdPath) -> TaskAnswer:
@@ -138,7 +141,7 @@ async def retry(container: ContainerDep, key: LabelKey, task_id: TaskIdPath) -> 
 
 @router.get(
     "/tasks/{task_id}/events",
-    summary="Follow a task (server-sent events, one a change, until it ends)",
+    summary="Follow a task (server-sent events, one per change, until it ends)",
     responses={200: {"content": {"text/event-stream": {}}}, **documented(401, 404, 503)},
     response_class=StreamingResponse,
 )
@@ -150,20 +153,20 @@ async def events(container: ContainerDep, key: AnyKey, task_id: TaskIdPath) -> S
 
 async def _follow(container: Container, task: Task) -> AsyncIterator[str]:
     queue = container.queue()
-    spoken, last = 0.0, ""
+    sent_at, last = 0.0, ""
     while True:
         text = json.dumps(TaskAnswer.model_validate(task).model_dump(mode="json"))
         if text != last:
-            last, spoken = text, time.monotonic()
+            last, sent_at = text, time.monotonic()
             yield f"event: {task.state}\ndata: {text}\n\n"
-        elif time.monotonic() - spoken > HEARTBEAT:
-            spoken = time.monotonic()
-            yield ": still here\n\n"
-        if task.ended or container.draining:  # a server that is about to go must not be held by those who watch
+        elif time.monotonic() - sent_at > HEARTBEAT_SECONDS:
+            sent_at = time.monotonic()
+            yield ": heartbeat\n\n"
+        if task.ended or container.draining:  # open event streams must not delay a shutdown
             return
-        await asyncio.sleep(LOOKS)
-        with suppress(QueueUnavailable):  # Redis may come back: until then the last known state stands
+        await asyncio.sleep(EVENT_POLL_SECONDS)
+        with suppress(QueueUnavailable):  # Redis may come back; until then the last known state stands
             try:
                 task = await asyncio.to_thread(queue.get, task.id)
             except UnknownTask:
-                return  # it has fallen out of the history
+                return  # removed from the history

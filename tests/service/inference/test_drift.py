@@ -165,23 +165,23 @@ def exported(metrics: Metrics) -> tuple[float, bool]:
 
 def test_a_swap_starts_again_and_the_index_is_absent_until_then() -> None:
     metrics = Metrics(ScoreDrift(minimum=3))
-    metrics.serving(1, "sha", 40)
+    metrics.set_active_version(1, "sha", 40)
     for _ in range(3):
-        metrics.predicted("known", 1, "robot", 0.5)
+        metrics.count_prediction("known", 1, "robot", 0.5)
     assert exported(metrics) == (3, True)
-    metrics.serving(2, "other", 50)
+    metrics.set_active_version(2, "other", 50)
     assert exported(metrics) == (0, False)
     assert metric_value(metrics.text().decode(), "openworld_score_reference_points") == 50
-    metrics.predicted("known", 1, "robot", 0.5)  # accepted before the swap, answered after it
+    metrics.count_prediction("known", 1, "robot", 0.5)  # accepted before the swap, answered after it
     assert exported(metrics) == (0, False)
 
 
 def test_pinned_versions_and_a_server_that_has_learned_nothing_do_not_count() -> None:
     metrics = Metrics(ScoreDrift(minimum=1))
-    metrics.predicted("novel", 0, "robot", 0.0)
-    metrics.serving(2, "sha", 40)
-    metrics.predicted("known", 1, "robot", 0.5)
-    metrics.predicted("error", 2, "robot")
+    metrics.count_prediction("novel", 0, "robot", 0.0)
+    metrics.set_active_version(2, "sha", 40)
+    metrics.count_prediction("known", 1, "robot", 0.5)
+    metrics.count_prediction("error", 2, "robot")
     assert exported(metrics) == (0, False)
 
 

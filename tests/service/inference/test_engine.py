@@ -52,8 +52,8 @@ def soon() -> float:
 
 
 @asynccontextmanager
-async def running(max_batch: int = 4, lanes: int = 1) -> AsyncIterator[Engine]:
-    engine = Engine(max_batch, Metrics(), lanes)
+async def running(max_batch: int = 4, parallel_batches: int = 1) -> AsyncIterator[Engine]:
+    engine = Engine(max_batch, Metrics(), parallel_batches)
     engine.start()
     yield engine
     await engine.stop()
@@ -83,11 +83,11 @@ def test_a_batch_is_what_queued_while_the_engine_was_busy() -> None:
     asyncio.run(story())
 
 
-def test_lanes_compute_side_by_side_and_the_rest_queues() -> None:
+def test_batches_are_computed_in_parallel_and_the_rest_queues() -> None:
     async def story() -> None:
         slow, quick = Scale(1), Scale(2)
         quick.go.set()
-        async with running(max_batch=4, lanes=2) as engine:
+        async with running(max_batch=4, parallel_batches=2) as engine:
             held = await held_up(engine, slow)
             assert numbers([await engine.submit(quick, image(7), soon())]) == [7]
             assert not held.done()
@@ -197,11 +197,11 @@ def test_a_version_is_free_after_its_last_batch() -> None:
     st.integers(1, 3),
 )
 def test_every_wanted_image_gets_its_own_answer_and_no_other(
-    images: list[tuple[int, str]], max_batch: int, lanes: int
+    images: list[tuple[int, str]], max_batch: int, parallel_batches: int
 ) -> None:
     async def story() -> None:
         versions = {number: Scale(number) for number in (1, 2, 3)}
-        async with running(max_batch, lanes) as engine:
+        async with running(max_batch, parallel_batches) as engine:
             await held_up(engine, versions[1])
             futures = []
             for n, (number, fate) in enumerate(images):

@@ -301,10 +301,10 @@ def test_rejected_requests_are_counted_by_reason(tmp_path: Path) -> None:
 def test_twelve_versions_leave_the_series_of_the_last_eight() -> None:
     metrics = Metrics()
     for version in range(1, 13):
-        metrics.serving(version, f"sha of {version}")
+        metrics.set_active_version(version, f"sha of {version}")
         for client in ("robot", "app"):
             for outcome in OUTCOMES:
-                metrics.predicted(outcome, version, client, None if outcome == "error" else 0.5)
+                metrics.count_prediction(outcome, version, client, None if outcome == "error" else 0.5)
     text = metrics.text().decode()
     kept = {str(version) for version in range(5, 13)}
     assert len(kept) == KEPT_VERSIONS
@@ -317,8 +317,8 @@ def test_twelve_versions_leave_the_series_of_the_last_eight() -> None:
 def test_a_version_in_use_is_not_forgotten_for_others() -> None:
     metrics = Metrics()
     for version in range(1, 40):
-        metrics.predicted("known", 1, "robot", 0.5)
-        metrics.predicted("novel", version, "app", 0.1)
+        metrics.count_prediction("known", 1, "robot", 0.5)
+        metrics.count_prediction("novel", version, "app", 0.1)
     predictions = series(metrics.text().decode(), "openworld_predictions_total")
     assert predictions["robot", "known", "1"] == 39
     assert len({version for _, _, version in predictions}) == KEPT_VERSIONS

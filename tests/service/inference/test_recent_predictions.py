@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from models.files import sha256_bytes
 from service.inbox import Sighting
-from service.inference.recent_predictions import OVERHEAD, Recent
+from service.inference.recent_predictions import OVERHEAD, RecentPredictions
 
 
 def prediction(number: int, size: int = 100, dimensions: int | None = None, data: bytes | None = None) -> Sighting:
@@ -26,26 +26,26 @@ def prediction(number: int, size: int = 100, dimensions: int | None = None, data
     )
 
 
-def numbers(recent: Recent) -> list[int]:
+def numbers(recent: RecentPredictions) -> list[int]:
     return [n for n in range(100) if recent.get(f"prediction-{n}") is not None]
 
 
 def test_a_prediction_is_found_by_its_id_and_no_other() -> None:
-    recent = Recent()
+    recent = RecentPredictions()
     recent.put(prediction(1))
     assert recent.get("prediction-1") == prediction(1)
     assert recent.get("prediction-2") is None
 
 
 def test_the_newest_win_when_there_are_too_many() -> None:
-    recent = Recent(max_count=3)
+    recent = RecentPredictions(max_count=3)
     for number in range(5):
         recent.put(prediction(number))
     assert numbers(recent) == [2, 3, 4]
 
 
 def test_the_newest_win_when_they_are_too_large() -> None:
-    recent = Recent(max_bytes=3 * (100 + OVERHEAD))
+    recent = RecentPredictions(max_bytes=3 * (100 + OVERHEAD))
     for number in range(5):
         recent.put(prediction(number))
     assert numbers(recent) == [2, 3, 4]
@@ -54,32 +54,32 @@ def test_the_newest_win_when_they_are_too_large() -> None:
 
 
 def test_one_that_is_larger_than_all_the_room_drives_nobody_out() -> None:
-    recent = Recent(max_bytes=3 * (100 + OVERHEAD))
+    recent = RecentPredictions(max_bytes=3 * (100 + OVERHEAD))
     recent.put(prediction(1))
     recent.put(prediction(2, size=10_000))
     assert numbers(recent) == [1]
 
 
 def test_embeddings_count() -> None:
-    recent = Recent(max_bytes=100 + OVERHEAD + 4 * 1280)
+    recent = RecentPredictions(max_bytes=100 + OVERHEAD + 4 * 1280)
     recent.put(prediction(1, dimensions=1280))
     recent.put(prediction(2, dimensions=1280))
     assert numbers(recent) == [2]
 
 
-@pytest.mark.parametrize("recent", [Recent(max_bytes=0), Recent(max_count=0)])
-def test_with_no_room_nothing_is_kept(recent: Recent) -> None:
+@pytest.mark.parametrize("recent", [RecentPredictions(max_bytes=0), RecentPredictions(max_count=0)])
+def test_with_no_room_nothing_is_kept(recent: RecentPredictions) -> None:
     recent.put(prediction(1))
     assert len(recent) == recent.bytes == 0
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(4, 3000)), max_size=60), st.integers(0, 8000))
 def test_the_bounds_hold_whatever_comes(puts: list[tuple[int, int]], room: int) -> None:
-    recent = Recent(max_bytes=room, max_count=4)
+    recent = RecentPredictions(max_bytes=room, max_count=4)
     for number, size in puts:
         recent.put(prediction(number, size))
         assert len(recent) <= 4
-        assert recent.bytes == sum(len(one.data) + OVERHEAD for one in recent._kept.values()) <= room
+        assert recent.bytes == sum(len(one.data) + OVERHEAD for one in recent._sightings.values()) <= room
         if size + OVERHEAD <= room:
             found = recent.get(f"prediction-{number}")
             assert found is not None
@@ -87,9 +87,9 @@ def test_the_bounds_hold_whatever_comes(puts: list[tuple[int, int]], room: int) 
 
 
 def test_every_prediction_on_a_forgotten_image_goes() -> None:
-    recent = Recent()
+    recent = RecentPredictions()
     for number in range(6):
         recent.put(prediction(number, data=b"the same" if number % 2 else None))
-    assert asyncio.run(recent.forget({sha256_bytes(b"the same"), "0" * 64})) == 3
+    assert asyncio.run(recent.erase({sha256_bytes(b"the same"), "0" * 64})) == 3
     assert numbers(recent) == [0, 2, 4]
     assert recent.bytes == 3 * (100 + OVERHEAD)

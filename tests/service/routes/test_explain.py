@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from starlette.requests import Request
+from starlette.types import Message
 
 from models.images import ImageLimits
 from models.inference.answer import answer
@@ -20,9 +21,13 @@ from models.inference.rules import log_class_probabilities, log_coefficient
 from models.versions.edits import Edit, publish_edit
 from models.versions.store import VersionStore
 from service.errors import DeadlinePassed
-from service.inference.servable import EmptyModel
+from service.http.auth import ANONYMOUS
+from service.http.limits import Admission, RateLimiter, RequestLimits
+from service.inference.engine import Engine
+from service.inference.metrics import Metrics
+from service.inference.servable import EmptyModel, ServableModel
 from service.routes import explain as module
-from service.routes.explain import Explainer, explain
+from service.routes.explain import explain, explain_in_turn
 from service.wire.predictions import Explanation
 from tests.support.images import make_image
 from tests.support.servers import RunningServer, known_image, learned_folder, novel_image, running_server
@@ -155,35 +160,48 @@ def test_only_those_who_may_predict_are_told(tmp_path: Path) -> None:
         assert codes == [200, 403, 401]
 
 
-# One at a time, and never on the event loop
+# Deadlines, turns and the event loop
 
 
-class Slow:
-    """In the place of `explain`: takes a moment, and remembers how many were at it at once."""
+class SlowExplain:
+    """Replaces `explain`: sleeps, and counts how many calls run at the same time."""
 
     def __init__(self, seconds: float) -> None:
-        self.seconds, self.inside, self.most, self.done = seconds, 0, 0, 0
+        self.seconds, self.running, self.most_running, self.done = seconds, 0, 0, 0
 
     def __call__(self, *arguments: Any) -> Explanation:
-        self.inside += 1
-        self.most = max(self.most, self.inside)
+        self.running += 1
+        self.most_running = max(self.most_running, self.running)
         time.sleep(self.seconds)
-        self.inside -= 1
+        self.running -= 1
         self.done += 1
         return explain(EmptyModel(ImageLimits()), np.zeros(0, np.float32))
 
 
-def a_service(timeout: float) -> Any:
-    return SimpleNamespace(settings=SimpleNamespace(request_timeout=timeout), decoders=ThreadPoolExecutor(2))
+def fake_container(timeout: float = 10, **parts: Any) -> Any:
+    """What the route needs of a container."""
+    return SimpleNamespace(
+        engine=Engine(1, Metrics(), decode_threads=2),
+        explain_turn=asyncio.Semaphore(1),
+        request_limits=RequestLimits(10**6, 1, 10**6, timeout, timeout),
+        admission=Admission(4, 10**6, lambda: 0.1),
+        rate_limiter=RateLimiter(0, 1),
+        **parts,
+    )
 
 
-def test_explanations_take_turns_and_the_event_loop_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    slow = Slow(0.05)
+def explain_one(container: Any) -> Coroutine[Any, Any, Explanation]:
+    deadline = container.request_limits.deadline(None)
+    return explain_in_turn(container, EmptyModel(ImageLimits()), known_image("class 0"), deadline)
+
+
+def test_explanations_take_turns_and_do_not_block_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = SlowExplain(0.05)
     monkeypatch.setattr(module, "explain", slow)
 
     async def several() -> float:
-        explainer, service, nothing = Explainer(), a_service(10), EmptyModel(ImageLimits())
-        work = asyncio.gather(*(explainer.explain(service, nothing, known_image("class 0")) for _ in range(6)))
+        container = fake_container()
+        work = asyncio.gather(*(explain_one(container) for _ in range(6)))
         longest = 0.0
         while not work.done():
             before = time.monotonic()
@@ -193,21 +211,45 @@ def test_explanations_take_turns_and_the_event_loop_goes_on(monkeypatch: pytest.
         return longest
 
     longest = asyncio.run(several())
-    assert (slow.most, slow.done) == (1, 6)
+    assert (slow.most_running, slow.done) == (1, 6)
     assert longest < 0.05
 
 
-def test_who_waits_too_long_is_sent_away_and_the_place_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    slow = Slow(0.3)
+def test_a_request_that_waits_too_long_fails_and_the_turn_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = SlowExplain(0.3)
     monkeypatch.setattr(module, "explain", slow)
 
     async def several() -> list[Any]:
-        explainer, service, nothing = Explainer(), a_service(0.1), EmptyModel(ImageLimits())
-        first = await asyncio.gather(
-            *(explainer.explain(service, nothing, known_image("class 0")) for _ in range(3)), return_exceptions=True
-        )
-        return [*first, await explainer.explain(service, nothing, known_image("class 0"))]
+        container = fake_container(timeout=0.1)
+        first = await asyncio.gather(*(explain_one(container) for _ in range(3)), return_exceptions=True)
+        return [*first, await explain_one(container)]
 
     results = asyncio.run(several())
     assert [isinstance(one, DeadlinePassed) for one in results] == [False, True, True, False]
-    assert slow.most == 1
+    assert slow.most_running == 1
+
+
+def test_the_deadline_covers_loading_a_version() -> None:
+    class SlowVersions:
+        async def get(self, number: int | None) -> ServableModel:
+            await asyncio.sleep(10)
+            raise AssertionError("the deadline has passed")
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": known_image("class 0")}
+
+    async def explain_version() -> None:
+        container = fake_container(active_version=SlowVersions())
+        request = Request({"type": "http", "headers": []}, receive)
+        started = time.monotonic()
+        with pytest.raises(DeadlinePassed):
+            await module.explain_image(request, container, ANONYMOUS, version=1, timeout=0.1)
+        assert time.monotonic() - started < 5
+        assert container.admission.images == 0
+
+    asyncio.run(explain_version())
+
+
+def test_a_request_may_set_its_deadline(server: RunningServer) -> None:
+    late = server.post("/explain", content=known_image("class 0"), headers={"X-Request-Timeout": "0.000001"})
+    assert (late.status_code, late.json()["code"]) == (504, "deadline_passed")

@@ -11,7 +11,7 @@ import pytest
 from models.inference.model import read_model
 from models.versions.edits import Edit, publish_edit
 from models.versions.store import TENSORS, VersionStore
-from service.routes.version_detail import detail
+from service.routes.versions import version_detail
 from tests.support.manifests import make_manifest
 from tests.support.servers import RunningServer, learned_folder, running_server
 
@@ -67,7 +67,7 @@ def test_what_the_gate_found_is_told_as_it_was_recorded(tmp_path: Path) -> None:
     tensors = {"calibration.reference": np.array([-3.0, -2.0, -1.0, np.inf])}
     manifest = make_manifest(metrics=METRICS, settings={"accept": 0.95}, threshold=-2.5)
     number = store.publish(manifest, tensors, {}).version
-    told = detail(store, number)
+    told = version_detail(store, number)
     assert [report.model_dump() for report in told.reports] == [REPORT]
     assert told.capacity == METRICS["capacity"]
     assert (told.seconds, told.accept, told.learned) == (12.5, 0.95, {"cat": 12, "dog": 12})
@@ -78,10 +78,10 @@ def test_what_the_gate_found_is_told_as_it_was_recorded(tmp_path: Path) -> None:
 def test_a_version_made_by_hand_says_what_was_changed(tmp_path: Path) -> None:
     store = VersionStore(learned_folder(tmp_path / "robot"))
     manifest = publish_edit(store, Edit("rename", "class 0", "apple"), "operator", "anna")
-    told = detail(store, manifest.version)
+    told = version_detail(store, manifest.version)
     assert told.edit == "renamed class 0 to apple"
     assert told.learned == {}
-    assert told.reference == detail(store, 3).reference
+    assert told.reference == version_detail(store, 3).reference
 
 
 def test_a_version_whose_tensors_are_gone_is_unusable_and_the_server_lives(tmp_path: Path) -> None:
