@@ -1,4 +1,4 @@
-"""`make system` installs what is missing, where it may, starts nothing, and never stands in the way of the tests."""
+"""`make system` installs missing tools where it may, starts no service, and never fails."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ sh "$POLICY_RC_D" && echo "a service may start" >> {calls}
 
 
 class Machine:
-    """Commands that are there, and an apt-get that writes down what it was asked for."""
+    """A PATH with these commands and an apt-get that records its calls."""
 
     def __init__(self, folder: Path, user: int, apt: str | None, *commands: str) -> None:
         self.bin, self.calls, self.policy = folder / "bin", folder / "calls", folder / "policy-rc.d"
@@ -47,12 +47,12 @@ class Machine:
             env={"PATH": str(self.bin), "POLICY_RC_D": str(self.policy)},
             capture_output=True, text=True, timeout=30, check=False,
         )  # fmt: skip
-        assert done.returncode == 0, "`make test` goes on without the tools"
+        assert done.returncode == 0, "`make test` must continue without the tools"
         assert done.stderr == ""
         return done.stdout
 
     def installed(self) -> list[str]:
-        """The packages of each call, and whatever else was written down."""
+        """Return the packages of each call, and anything else that was recorded."""
         lines = self.calls.read_text().splitlines() if self.calls.exists() else []
         return [line.rpartition("--no-install-recommends ")[2] for line in lines if not line.endswith(" update")]
 
@@ -60,13 +60,13 @@ class Machine:
 WORKS = 'for name in chromium prometheus promtool; do cp "{bin}/id" "{bin}/$name"; done'
 
 
-def test_it_is_silent_and_does_nothing_when_all_is_there(tmp_path: Path) -> None:
+def test_nothing_happens_when_all_tools_are_installed(tmp_path: Path) -> None:
     machine = Machine(tmp_path, 0, "", "chromium", "prometheus", "promtool")
     assert machine.run() == ""
     assert not machine.calls.exists()
 
 
-def test_what_is_missing_is_installed_once_and_no_service_starts(tmp_path: Path) -> None:
+def test_missing_tools_are_installed_once_and_no_service_starts(tmp_path: Path) -> None:
     machine = Machine(tmp_path, 0, WORKS.format(bin=tmp_path / "bin"))
     assert machine.run() == "installing for the tests: chromium prometheus \n"
     assert machine.installed() == ["chromium prometheus"]
@@ -75,7 +75,7 @@ def test_what_is_missing_is_installed_once_and_no_service_starts(tmp_path: Path)
     assert machine.installed() == ["chromium prometheus"]
 
 
-def test_only_what_is_missing_is_installed_and_a_policy_that_is_there_stays(tmp_path: Path) -> None:
+def test_only_missing_tools_are_installed_and_an_existing_policy_stays(tmp_path: Path) -> None:
     machine = Machine(tmp_path, 0, WORKS.format(bin=tmp_path / "bin"), "chromium", "prometheus")
     machine.policy.write_text("#!/bin/sh\nexit 101\n")
     machine.run()
@@ -83,7 +83,7 @@ def test_only_what_is_missing_is_installed_and_a_policy_that_is_there_stays(tmp_
     assert machine.policy.exists()
 
 
-def test_a_failure_says_why_and_what_would_help(tmp_path: Path) -> None:
+def test_a_failure_prints_its_cause_and_the_command_to_run(tmp_path: Path) -> None:
     machine = Machine(tmp_path, 0, "echo 'E: no network' >&2; exit 100", "chromium")
     out = machine.run()
     assert "E: no network\n" in out
@@ -92,12 +92,12 @@ def test_a_failure_says_why_and_what_would_help(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("user", "apt"), [(1000, ""), (0, None)], ids=["no rights", "no apt-get"])
-def test_where_it_may_not_install_it_says_what_would_help(tmp_path: Path, user: int, apt: str | None) -> None:
+def test_without_the_right_to_install_it_prints_the_command_to_run(tmp_path: Path, user: int, apt: str | None) -> None:
     machine = Machine(tmp_path, user, apt)
     assert machine.run().splitlines()[-1].strip() == f"{HELP} chromium prometheus"
     assert not machine.calls.exists()
 
 
-def test_make_test_runs_it_first() -> None:
+def test_make_test_installs_the_tools_first() -> None:
     plan = subprocess.run(["make", "--dry-run", "test"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert 0 <= plan.find("tests/support/install_tools.sh") < plan.find("/pytest")

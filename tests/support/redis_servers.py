@@ -103,11 +103,11 @@ def run_script_twice(queue: TaskQueue, step: str) -> None:
 
 EVERY_CALL: list[Callable[[Lease], object]] = [
     lambda lease: lease.renew(),
-    lambda lease: lease.progress(TaskProgress(phase="zombie"), "evaluating"),
+    lambda lease: lease.progress(TaskProgress(phase="late"), "evaluating"),
     lambda lease: lease.publish(99),
-    lambda lease: lease.reject("zombie"),
-    lambda lease: lease.fail("zombie", retry=True),
-    lambda lease: lease.fail("zombie", retry=False),
+    lambda lease: lease.reject("late"),
+    lambda lease: lease.fail("late", retry=True),
+    lambda lease: lease.fail("late", retry=False),
     lambda lease: lease.hand_back(),
 ]
 

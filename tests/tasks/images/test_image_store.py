@@ -7,28 +7,28 @@ from models.errors import StoreError
 from tasks.images import ImageStore
 
 
-def test_an_image_comes_back_as_it_was_put(tmp_path: Path) -> None:
+def test_read_returns_the_bytes_that_were_put(tmp_path: Path) -> None:
     store = ImageStore(tmp_path)
-    sha = store.put(b"picture")
-    assert sha == hashlib.sha256(b"picture").hexdigest()
-    assert store.read(sha) == b"picture"
-    assert (tmp_path / "images" / sha[:2] / sha).read_bytes() == b"picture"
+    sha = store.put(b"image")
+    assert sha == hashlib.sha256(b"image").hexdigest()
+    assert store.read(sha) == b"image"
+    assert (tmp_path / "images" / sha[:2] / sha).read_bytes() == b"image"
 
 
-def test_putting_twice_leaves_one_file_untouched(tmp_path: Path) -> None:
+def test_a_second_put_leaves_the_file_untouched(tmp_path: Path) -> None:
     store = ImageStore(tmp_path)
-    sha = store.put(b"picture")
+    sha = store.put(b"image")
     path = tmp_path / "images" / sha[:2] / sha
     before = path.stat().st_ino
-    assert store.put(b"picture") == sha
+    assert store.put(b"image") == sha
     assert path.stat().st_ino == before
     assert [file for file in tmp_path.rglob("*") if file.is_file()] == [path]
 
 
 def test_a_store_opened_again_has_the_same_images(tmp_path: Path) -> None:
-    sha = ImageStore(tmp_path).put(b"picture")
+    sha = ImageStore(tmp_path).put(b"image")
     assert sha in ImageStore(tmp_path)
-    assert ImageStore(tmp_path).read(sha) == b"picture"
+    assert ImageStore(tmp_path).read(sha) == b"image"
 
 
 def test_a_missing_image_is_a_store_error_that_names_it(tmp_path: Path) -> None:
@@ -37,51 +37,51 @@ def test_a_missing_image_is_a_store_error_that_names_it(tmp_path: Path) -> None:
         ImageStore(tmp_path).read(sha)
 
 
-def test_a_changed_image_is_never_handed_out(tmp_path: Path) -> None:
+def test_a_changed_image_is_never_returned(tmp_path: Path) -> None:
     store = ImageStore(tmp_path)
-    sha = store.put(b"picture")
-    (tmp_path / "images" / sha[:2] / sha).write_bytes(b"pictur")
+    sha = store.put(b"image")
+    (tmp_path / "images" / sha[:2] / sha).write_bytes(b"imag")
     with pytest.raises(StoreError, match="corrupt"):
         store.read(sha)
 
 
-def test_putting_again_mends_a_damaged_image(tmp_path: Path) -> None:
+def test_a_second_put_repairs_a_damaged_image(tmp_path: Path) -> None:
     store = ImageStore(tmp_path)
-    sha = store.put(b"picture")
+    sha = store.put(b"image")
     (tmp_path / "images" / sha[:2] / sha).write_bytes(b"")
-    store.put(b"picture")
-    assert store.read(sha) == b"picture"
+    store.put(b"image")
+    assert store.read(sha) == b"image"
 
 
 def test_a_removed_image_is_gone_and_removing_it_again_is_no_error(tmp_path: Path) -> None:
     store = ImageStore(tmp_path)
-    sha = store.put(b"picture")
+    sha = store.put(b"image")
     store.remove(sha)
     store.remove(sha)
     assert sha not in store
     assert list((tmp_path / "images").iterdir()) == []
 
 
-def test_a_removed_image_leaves_those_beside_it(tmp_path: Path) -> None:
+def test_a_removal_leaves_other_images(tmp_path: Path) -> None:
     store = ImageStore(tmp_path)
-    sha = store.put(b"picture")
+    sha = store.put(b"image")
     beside = tmp_path / "images" / sha[:2] / ("0" * 64)
     beside.write_bytes(b"another")
     store.remove(sha)
     assert beside.exists()
 
 
-@pytest.mark.parametrize("reference", ["", "..", "../" * 3 + "etc/passwd", "A" * 64, "a" * 63, "a" * 64 + "\n"])
-def test_a_reference_that_is_not_a_hash_reaches_no_file(tmp_path: Path, reference: str) -> None:
+@pytest.mark.parametrize("key", ["", "..", "../" * 3 + "etc/passwd", "A" * 64, "a" * 63, "a" * 64 + "\n"])
+def test_a_key_that_is_not_a_hash_reaches_no_file(tmp_path: Path, key: str) -> None:
     store = ImageStore(tmp_path)
-    assert reference not in store
+    assert key not in store
     with pytest.raises(StoreError, match="not the sha256"):
-        store.read(reference)
+        store.read(key)
     with pytest.raises(StoreError, match="not the sha256"):
-        store.remove(reference)
+        store.remove(key)
 
 
 def test_a_folder_that_cannot_be_written_is_a_store_error(tmp_path: Path) -> None:
     (tmp_path / "images").write_text("a file where the folder should be")
     with pytest.raises(StoreError, match="cannot be stored"):
-        ImageStore(tmp_path).put(b"picture")
+        ImageStore(tmp_path).put(b"image")

@@ -1,4 +1,4 @@
-"""Announcements of new versions: quick when all is well, never in the way when it is not."""
+"""Announcements of new versions: delivered at once, and harmless when Redis is not there."""
 
 import asyncio
 import logging
@@ -43,7 +43,7 @@ def client(url: str) -> Iterator[redis.Redis]:
         yield client
 
 
-async def heard(versions: AsyncGenerator[int, None]) -> int:
+async def next_version(versions: AsyncGenerator[int, None]) -> int:
     return await asyncio.wait_for(anext(versions), 10)
 
 
@@ -54,38 +54,38 @@ def kill(server: RedisServer) -> None:
         pass
 
 
-def test_a_listener_looks_first_and_then_hears_every_version(url: str, client: redis.Redis) -> None:
+def test_a_listener_yields_the_connection_and_then_every_version(url: str, client: redis.Redis) -> None:
     async def main() -> list[int]:
         async with aclosing(listen(url)) as versions:
-            first = await heard(versions)
+            first = await next_version(versions)
             announce(client, 7)
             announce(client, 8)
-            return [first, await heard(versions), await heard(versions)]
+            return [first, await next_version(versions), await next_version(versions)]
 
     assert asyncio.run(main()) == [CONNECTED, 7, 8]
 
 
-def test_a_listener_survives_the_server_and_looks_again(server: RedisServer, url: str, client: redis.Redis) -> None:
+def test_a_listener_reconnects_when_redis_was_killed(server: RedisServer, url: str, client: redis.Redis) -> None:
     async def main() -> list[int]:
         async with aclosing(listen(url)) as versions:
-            found = [await heard(versions)]
+            found = [await next_version(versions)]
             kill(server)
-            waiting = asyncio.ensure_future(heard(versions))
+            waiting = asyncio.ensure_future(next_version(versions))
             await asyncio.sleep(0.1)
             await asyncio.to_thread(server.start)
             found.append(await waiting)
             announce(client, 9)
-            return [*found, await heard(versions)]
+            return [*found, await next_version(versions)]
 
     assert asyncio.run(main()) == [CONNECTED, CONNECTED, 9]
 
 
-def test_a_listener_may_come_before_the_server(tmp_path: Path) -> None:
+def test_a_listener_may_start_before_redis(tmp_path: Path) -> None:
     server = RedisServer(tmp_path)
 
     async def main() -> int:
         async with aclosing(listen(f"unix://{tmp_path}/redis.sock")) as versions:
-            waiting = asyncio.ensure_future(heard(versions))
+            waiting = asyncio.ensure_future(next_version(versions))
             await asyncio.sleep(0.3)
             assert not waiting.done()
             await asyncio.to_thread(server.start)
@@ -97,15 +97,15 @@ def test_a_listener_may_come_before_the_server(tmp_path: Path) -> None:
         server.stop()
 
 
-def test_silence_is_no_loss_while_the_server_answers(
+def test_silence_is_no_failure_while_redis_answers_pings(
     url: str, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(announcements, "HEARTBEAT_SECONDS", 0.2)
 
     async def main() -> list[int]:
         async with aclosing(listen(url)) as versions:
-            found = [await heard(versions)]
-            waiting = asyncio.ensure_future(heard(versions))
+            found = [await next_version(versions)]
+            waiting = asyncio.ensure_future(next_version(versions))
             await asyncio.sleep(0.7)
             announce(client, 3)
             return [*found, await waiting]
@@ -113,18 +113,16 @@ def test_silence_is_no_loss_while_the_server_answers(
     assert asyncio.run(main()) == [CONNECTED, 3]
 
 
-def test_a_server_that_hangs_is_left_and_found_again(
-    server: RedisServer, url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_listener_reconnects_when_redis_hangs(server: RedisServer, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(announcements, "HEARTBEAT_SECONDS", 0.05)
 
     async def main() -> list[int]:
         async with aclosing(listen(url)) as versions:
-            found = [await heard(versions)]
+            found = [await next_version(versions)]
             assert server.pid
             os.kill(server.pid, signal.SIGSTOP)
             try:
-                waiting = asyncio.ensure_future(heard(versions))
+                waiting = asyncio.ensure_future(next_version(versions))
                 await asyncio.sleep(0.3)
                 assert not waiting.done()
             finally:
@@ -134,7 +132,7 @@ def test_a_server_that_hangs_is_left_and_found_again(
     assert asyncio.run(main()) == [CONNECTED, CONNECTED]
 
 
-def test_a_listener_can_be_cancelled_listening_or_connecting(url: str, tmp_path: Path) -> None:
+def test_a_listener_can_be_cancelled_while_listening_or_connecting(url: str, tmp_path: Path) -> None:
     async def main(address: str) -> None:
         async def listener() -> None:
             async for _ in listen(address):
@@ -153,7 +151,7 @@ def test_a_listener_can_be_cancelled_listening_or_connecting(url: str, tmp_path:
 def test_a_closed_listener_leaves_no_connection(url: str, client: redis.Redis) -> None:
     async def main() -> None:
         async with aclosing(listen(url)) as versions:
-            await heard(versions)
+            await next_version(versions)
             assert client.pubsub_numsub("openworld:versions") == [("openworld:versions", 1)]
 
     asyncio.run(main())
@@ -162,22 +160,20 @@ def test_a_closed_listener_leaves_no_connection(url: str, client: redis.Redis) -
         assert time.monotonic() < deadline
 
 
-def test_what_is_no_version_is_passed_over(url: str, client: redis.Redis) -> None:
+def test_a_message_that_is_not_a_version_is_ignored(url: str, client: redis.Redis) -> None:
     async def main() -> list[int]:
         async with aclosing(listen(url)) as versions:
-            first = await heard(versions)
+            first = await next_version(versions)
             for text in ("hello", "-1", "", "٣"):
                 client.publish("openworld:versions", text)
             client.publish("others:versions", "5")
             announce(client, 4)
-            return [first, await heard(versions)]
+            return [first, await next_version(versions)]
 
     assert asyncio.run(main()) == [CONNECTED, 4]
 
 
-def test_an_announcement_that_nobody_takes_is_logged_and_no_error(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_failed_announcement_is_logged_and_raises_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         announce(connect(f"unix://{tmp_path}/nothing.sock"), 5)
     assert "version 5 could not be announced" in caplog.text

@@ -1,10 +1,10 @@
-"""The task's schema."""
+"""The schema of a task."""
 
 from tasks.batch.check import LabelledBatch, LabelledImage
 from tasks.queue.task import MAX_CURVE_POINTS, Task, TaskProgress
 
 
-def test_a_task_is_made_of_a_checked_batch() -> None:
+def test_a_task_is_made_from_a_checked_batch() -> None:
     shas = ["1" * 64, "2" * 64, "3" * 64]
     images = [LabelledImage(sha, label, "") for sha, label in zip(shas, ["cat", "cat", "dog"], strict=True)]
     batch = LabelledBatch(tuple(images), read=lambda sha256: b"", duplicates=1)
@@ -14,7 +14,7 @@ def test_a_task_is_made_of_a_checked_batch() -> None:
     assert task.duplicates == 1
 
 
-def test_a_long_curve_is_thinned_and_what_is_no_number_left_out() -> None:
+def test_a_long_curve_is_downsampled_without_values_that_are_not_finite() -> None:
     progress = TaskProgress(
         phase="learning", loss=float("nan"), losses=(float("inf"), *(float(n) for n in range(1001)))
     )

@@ -1,4 +1,4 @@
-"""Cancelling and retrying a task, in every state that it can be in."""
+"""Cancelling and retrying tasks in every state."""
 
 import pytest
 
@@ -15,19 +15,19 @@ from tests.support.redis_servers import (
 address, client, queue = queue_fixtures(FEWER_SERVERS_AND_PROTOCOLS)
 
 
-def test_a_waiting_task_is_cancelled_at_once(queue: TaskQueue) -> None:
+def test_a_queued_task_is_cancelled_at_once(queue: TaskQueue) -> None:
     first, second = (queue.submit(make_task(name)).task for name in "ab")
     assert queue.cancel(first.id).state == "cancelled"
     assert queue.cancel(first.id).state == "cancelled"
     assert claim_next(queue).task.id == second.id
 
 
-def test_a_task_that_is_being_learned_is_flagged_and_its_worker_ends_it(queue: TaskQueue) -> None:
+def test_a_leased_task_is_marked_and_its_worker_ends_it(queue: TaskQueue) -> None:
     task = queue.submit(make_task("a")).task
     lease = claim_next(queue)
     assert not lease.renew()
-    asked = queue.cancel(task.id)
-    assert (asked.state, asked.cancel_requested) == ("learning", True)
+    marked = queue.cancel(task.id)
+    assert (marked.state, marked.cancel_requested) == ("learning", True)
     assert lease.renew()
     assert lease.progress(TaskProgress(phase="gate"), "evaluating")
     assert queue.cancel(task.id).state == "evaluating"
@@ -39,7 +39,7 @@ def test_a_task_that_is_being_learned_is_flagged_and_its_worker_ends_it(queue: T
     assert queue.claim("worker") is None
 
 
-def test_a_cancelled_task_whose_worker_is_done_already_is_published(queue: TaskQueue) -> None:
+def test_a_cancelled_task_is_published_when_its_worker_has_finished(queue: TaskQueue) -> None:
     task = queue.submit(make_task("a")).task
     lease = claim_next(queue)
     queue.cancel(task.id)
@@ -47,7 +47,7 @@ def test_a_cancelled_task_whose_worker_is_done_already_is_published(queue: TaskQ
 
 
 @pytest.mark.parametrize("again", ["submit", "retry"])
-def test_a_request_to_cancel_is_withdrawn_by_asking_for_the_task_again(queue: TaskQueue, again: str) -> None:
+def test_a_submission_or_retry_withdraws_the_cancellation(queue: TaskQueue, again: str) -> None:
     task = queue.submit(make_task("a")).task
     lease = claim_next(queue)
     queue.cancel(task.id)
@@ -56,12 +56,12 @@ def test_a_request_to_cancel_is_withdrawn_by_asking_for_the_task_again(queue: Ta
     else:
         queue.retry(task.id)
     assert not lease.renew()
-    assert lease.hand_back().state == "queued"  # the worker had seen the request, but not that it was withdrawn
+    assert lease.hand_back().state == "queued"  # the worker saw the request, but not its withdrawal
     assert claim_next(queue).task.id == task.id
 
 
 @pytest.mark.parametrize("state", ["published", "failed", "rejected"])
-def test_a_task_that_ended_cannot_be_cancelled(queue: TaskQueue, state: TaskState) -> None:
+def test_an_ended_task_cannot_be_cancelled(queue: TaskQueue, state: TaskState) -> None:
     ended = make_ended_task(queue, state)
     with pytest.raises(WrongState, match=f"is {state} already"):
         queue.cancel(ended.id)
@@ -69,20 +69,20 @@ def test_a_task_that_ended_cannot_be_cancelled(queue: TaskQueue, state: TaskStat
 
 
 @pytest.mark.parametrize("state", ["failed", "rejected", "cancelled"])
-def test_a_task_that_was_not_learned_can_be_retried(queue: TaskQueue, state: TaskState) -> None:
+def test_a_task_that_was_not_published_can_be_retried(queue: TaskQueue, state: TaskState) -> None:
     ended = make_ended_task(queue, state)
     later = queue.submit(make_task("later")).task
     again = queue.retry(ended.id)
     assert (again.state, again.attempts, again.reason, again.created) == ("queued", 0, None, ended.created)
     assert queue.retry(ended.id).state == "queued"
     assert queue.list_tasks(states=["failed"]) == []
-    for task_id in (later.id, ended.id):  # it has lost its place
+    for task_id in (later.id, ended.id):  # it is queued behind the later task
         lease = claim_next(queue)
         assert lease.task.id == task_id
         lease.publish(1)
 
 
-def test_a_task_under_way_is_not_disturbed_by_a_retry(queue: TaskQueue) -> None:
+def test_a_retry_does_not_disturb_a_task_under_way(queue: TaskQueue) -> None:
     task = queue.submit(make_task("a")).task
     lease = claim_next(queue)
     assert queue.retry(task.id).state == "learning"

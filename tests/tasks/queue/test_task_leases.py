@@ -1,4 +1,4 @@
-"""Leases: one worker at a time, in order; the dead are replaced, and those who only seemed dead are refused."""
+"""Leases: one worker at a time, in order; an expired lease is taken over, and its late calls are refused."""
 
 import threading
 import time
@@ -21,13 +21,13 @@ from tests.support.redis_servers import (
     queue_fixtures,
 )
 
-SHORT = 0.3  # seconds
+SHORT_LEASE = 0.3  # seconds
 
 
 address, client, queue = queue_fixtures(SERVERS_AND_PROTOCOLS)
 
 
-def test_tasks_are_handed_out_in_order_one_at_a_time(queue: TaskQueue) -> None:
+def test_tasks_are_leased_in_order_one_at_a_time(queue: TaskQueue) -> None:
     ids = [queue.submit(make_task(name)).task.id for name in "abc"]
     for task_id in ids:
         lease = claim_next(queue)
@@ -38,7 +38,7 @@ def test_tasks_are_handed_out_in_order_one_at_a_time(queue: TaskQueue) -> None:
     assert queue.claim("worker") is None
 
 
-def test_many_workers_at_once_get_one_lease(queue: TaskQueue) -> None:
+def test_concurrent_workers_get_one_lease(queue: TaskQueue) -> None:
     queue.submit(make_task("a"))
     queue.submit(make_task("b"))
     leases: list[Lease | None] = []
@@ -59,7 +59,7 @@ def test_a_waiting_worker_gets_a_new_task_at_once(queue: TaskQueue) -> None:
     timer.join()
 
 
-def test_a_worker_waits_no_longer_than_it_said(queue: TaskQueue) -> None:
+def test_a_claim_blocks_no_longer_than_asked(queue: TaskQueue) -> None:
     queue.submit(make_task("a"))
     claim_next(queue)
     queue.submit(make_task("b"))
@@ -68,7 +68,7 @@ def test_a_worker_waits_no_longer_than_it_said(queue: TaskQueue) -> None:
     assert 0.15 < time.monotonic() - started < 2
 
 
-def test_what_a_worker_reports_is_there_for_all_to_see(queue: TaskQueue) -> None:
+def test_the_progress_that_a_worker_reports_can_be_read(queue: TaskQueue) -> None:
     task = queue.submit(make_task("a")).task
     lease = claim_next(queue)
     progress = TaskProgress(phase="heads", epoch=2, epochs=5, loss=0.5, progress=0.4, seconds_left=9, losses=(0.9, 0.5))
@@ -78,20 +78,20 @@ def test_what_a_worker_reports_is_there_for_all_to_see(queue: TaskQueue) -> None
     assert queue.get(task.id).state == queue.list_tasks()[0].state == "evaluating"
 
 
-def test_a_published_task_keeps_its_version_its_metrics_and_its_curve(queue: TaskQueue) -> None:
+def test_a_published_task_keeps_version_metrics_and_loss_curve(queue: TaskQueue) -> None:
     queue.submit(make_task("a"))
     lease = claim_next(queue)
     lease.progress(TaskProgress(phase="heads", losses=(0.5,)))
-    result = {"tasks": ({"accuracy": np.float32(0.5)},), "auc": float("nan"), "n": np.arange(2), "who": {1j}}
+    result = {"tasks": ({"accuracy": np.float32(0.5)},), "auc": float("nan"), "n": np.arange(2), "other": {1j}}
     task = lease.publish(7, result)
     assert (task.state, task.version, task.reason) == ("published", 7, None)
-    assert task.result == {"tasks": [{"accuracy": 0.5}], "auc": None, "n": [0, 1], "who": ["1j"]}
+    assert task.result == {"tasks": [{"accuracy": 0.5}], "auc": None, "n": [0, 1], "other": ["1j"]}
     assert task.progress
     assert task.progress.losses == (0.5,)
     assert queue.get(task.id) == task
 
 
-def test_a_rejected_task_says_why(queue: TaskQueue) -> None:
+def test_a_rejected_task_has_its_reason(queue: TaskQueue) -> None:
     queue.submit(make_task("a"))
     task = claim_next(queue).reject("forgot the cats", {"accuracy": 0.1})
     assert (task.state, task.version, task.reason, task.result) == (
@@ -111,60 +111,60 @@ def test_a_finished_task_leaves_nothing_in_the_stream(queue: TaskQueue, client: 
     assert client.xinfo_consumers("openworld:tasks", "trainers") == []
 
 
-# Losing a lease
+# Expired leases
 
 
-def test_a_renewed_lease_is_kept_for_as_long_as_it_is_renewed(client: redis.Redis) -> None:
-    queue = TaskQueue(client, lease_seconds=SHORT)
+def test_a_lease_lasts_as_long_as_it_is_renewed(client: redis.Redis) -> None:
+    queue = TaskQueue(client, lease_seconds=SHORT_LEASE)
     queue.submit(make_task("a"))
     lease = claim_next(queue)
     for renew in (lease.renew, lambda: lease.progress(TaskProgress(phase="heads")), lease.renew):
-        time.sleep(SHORT * 0.4)
+        time.sleep(SHORT_LEASE * 0.4)
         assert queue.claim("other") is None
         renew()
-    time.sleep(SHORT * 0.4)
+    time.sleep(SHORT_LEASE * 0.4)
     assert queue.claim("other") is None
     assert lease.publish(1).attempts == 1
 
 
-def test_an_abandoned_task_is_taken_over_and_its_zombie_refused(client: redis.Redis) -> None:
-    queue = TaskQueue(client, lease_seconds=SHORT)
+def test_an_expired_lease_is_taken_over_and_the_old_worker_refused(client: redis.Redis) -> None:
+    queue = TaskQueue(client, lease_seconds=SHORT_LEASE)
     queue.submit(make_task("a"))
     queue.submit(make_task("b"))
-    zombie = claim_next(queue)
+    old = claim_next(queue)
     started = time.monotonic()
     lease = queue.claim("other", block_seconds=5)
-    assert time.monotonic() - started >= SHORT * 0.9
+    assert time.monotonic() - started >= SHORT_LEASE * 0.9
     assert lease
-    assert (lease.task.id, lease.task.attempts) == (zombie.task.id, 2)
+    assert (lease.task.id, lease.task.attempts) == (old.task.id, 2)
     before = queue.get(lease.task.id)
-    assert_every_call_is_refused(zombie)
+    assert_every_call_is_refused(old)
     assert queue.get(lease.task.id) == before
     lease.publish(1)
-    assert_every_call_is_refused(zombie)
+    assert_every_call_is_refused(old)
     assert queue.get(lease.task.id).version == 1
 
 
-def test_a_zombie_with_the_same_name_is_refused_too(queue: TaskQueue, client: redis.Redis) -> None:
+def test_an_old_worker_with_the_same_name_is_refused_too(queue: TaskQueue, client: redis.Redis) -> None:
     queue.submit(make_task("a"))
-    zombie = claim_next(queue, "trainer-0")
+    old = claim_next(queue, "trainer-0")
     expire_lease(client, queue)
     lease = claim_next(queue, "trainer-0")
-    assert_every_call_is_refused(zombie)
+    assert_every_call_is_refused(old)
     lease.renew()
 
 
-def test_a_zombie_of_an_earlier_life_of_the_task_is_refused(queue: TaskQueue) -> None:
+def test_the_lease_of_an_earlier_run_of_a_retried_task_is_refused(queue: TaskQueue) -> None:
     queue.submit(make_task("a"))
-    zombie = claim_next(queue)
-    held_once = queue.get(zombie.task.id)
-    zombie.fail("no", retry=False)
+    old = claim_next(queue)
+    held_once = queue.get(old.task.id)
+    old.fail("no", retry=False)
     queue.retry(held_once.id)
     claim_next(queue).renew()
-    assert_every_call_is_refused(zombie)
+    assert_every_call_is_refused(old)
 
 
-def test_a_worker_that_handed_its_task_back_is_refused_once_another_has_it(queue: TaskQueue) -> None:
+def test_a_worker_that_handed_its_task_back_is_refused_once_another_holds_it(queue: TaskQueue) -> None:
     queue.submit(make_task("a"))
     before = claim_next(queue)
     before.hand_back()
@@ -173,7 +173,7 @@ def test_a_worker_that_handed_its_task_back_is_refused_once_another_has_it(queue
     assert_every_call_is_refused(before)
 
 
-def test_a_lapsed_lease_that_nobody_took_still_counts(queue: TaskQueue, client: redis.Redis) -> None:
+def test_an_expired_lease_that_was_not_taken_over_is_still_valid(queue: TaskQueue, client: redis.Redis) -> None:
     queue.submit(make_task("a"))
     lease = claim_next(queue)
     expire_lease(client, queue)
@@ -227,7 +227,7 @@ def test_a_task_that_fails_too_often_ends_as_failed_and_is_listed_with_its_reaso
     assert claim_next(queue).task.id == second.id
 
 
-def test_the_reason_of_a_failure_before_a_death_is_not_lost(client: redis.Redis) -> None:
+def test_the_last_reason_is_kept_when_the_last_worker_dies(client: redis.Redis) -> None:
     queue = TaskQueue(client, max_attempts=2)
     task = queue.submit(make_task("a")).task
     claim_next(queue).fail("no disk", retry=True)
@@ -237,7 +237,7 @@ def test_the_reason_of_a_failure_before_a_death_is_not_lost(client: redis.Redis)
     assert (queue.get(task.id).reason or "").endswith("; before that: no disk")
 
 
-def test_a_failure_that_is_no_use_to_retry_is_final(queue: TaskQueue) -> None:
+def test_a_failure_without_retry_is_final(queue: TaskQueue) -> None:
     queue.submit(make_task("a"))
     failed = claim_next(queue).fail("not an image: \udcff" + "x" * 9000, retry=False)
     assert (failed.state, failed.attempts) == ("failed", 1)
@@ -247,7 +247,7 @@ def test_a_failure_that_is_no_use_to_retry_is_final(queue: TaskQueue) -> None:
     assert len(queue.list_tasks(states=["failed"])) == 1
 
 
-def test_a_task_handed_back_is_at_the_head_and_no_attempt_is_counted(queue: TaskQueue) -> None:
+def test_a_task_handed_back_is_requeued_at_the_head_without_counting_the_attempt(queue: TaskQueue) -> None:
     first, second = (queue.submit(make_task(name)).task for name in "ab")
     for _ in range(5):
         lease = claim_next(queue)
@@ -267,7 +267,7 @@ def test_a_task_handed_back_can_be_cancelled(queue: TaskQueue) -> None:
 
 
 @pytest.mark.parametrize("end", [Lease.hand_back, lambda lease: lease.fail("no", retry=True)])
-def test_a_task_that_somebody_cancelled_does_not_go_back(queue: TaskQueue, end: Callable[[Lease], object]) -> None:
+def test_a_cancelled_task_is_not_requeued(queue: TaskQueue, end: Callable[[Lease], object]) -> None:
     task = queue.submit(make_task("a")).task
     lease = claim_next(queue)
     queue.cancel(task.id)
@@ -275,7 +275,7 @@ def test_a_task_that_somebody_cancelled_does_not_go_back(queue: TaskQueue, end: 
     assert queue.get(task.id).state == "cancelled"
 
 
-def test_a_cancelled_task_whose_worker_died_is_not_learned_again(queue: TaskQueue, client: redis.Redis) -> None:
+def test_a_cancelled_task_whose_worker_died_is_not_leased_again(queue: TaskQueue, client: redis.Redis) -> None:
     task = queue.submit(make_task("a")).task
     claim_next(queue)
     queue.cancel(task.id)

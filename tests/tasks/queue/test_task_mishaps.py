@@ -1,4 +1,4 @@
-"""The queue when a connection breaks before the answer, and when somebody meddles with its keys by hand."""
+"""The queue when replies are lost, and when its keys are changed by hand."""
 
 from collections.abc import Callable
 
@@ -20,7 +20,7 @@ from tests.support.redis_servers import (
 address, client, queue = queue_fixtures(FEWER_SERVERS_AND_PROTOCOLS)
 
 
-def test_a_claim_whose_answer_was_lost_is_one_claim(queue: TaskQueue) -> None:
+def test_a_claim_whose_reply_was_lost_is_one_claim(queue: TaskQueue) -> None:
     run_script_twice(queue, "claim")
     for name in "ab":
         queue.submit(make_task(name))
@@ -31,7 +31,7 @@ def test_a_claim_whose_answer_was_lost_is_one_claim(queue: TaskQueue) -> None:
 
 
 @pytest.mark.parametrize("call", EVERY_CALL)
-def test_a_call_whose_answer_was_lost_is_one_call(queue: TaskQueue, call: Callable[[Lease], object]) -> None:
+def test_a_call_whose_reply_was_lost_is_one_call(queue: TaskQueue, call: Callable[[Lease], object]) -> None:
     queue.submit(make_task("a"))
     lease = claim_next(queue)
     for step in ("renew", "release"):
@@ -41,19 +41,19 @@ def test_a_call_whose_answer_was_lost_is_one_call(queue: TaskQueue, call: Callab
     assert queue.get(lease.task.id).attempts in (0, 1)
 
 
-def test_a_destroyed_group_is_made_again_and_nothing_is_passed_over(queue: TaskQueue, client: redis.Redis) -> None:
+def test_a_destroyed_group_is_created_again_and_no_task_is_skipped(queue: TaskQueue, client: redis.Redis) -> None:
     ids = [queue.submit(make_task(name)).task.id for name in "ab"]
-    zombie = claim_next(queue)
+    old = claim_next(queue)
     client.xgroup_destroy("openworld:tasks", "trainers")
-    assert_every_call_is_refused(zombie)
+    assert_every_call_is_refused(old)
     for task_id in ids:
         lease = claim_next(queue)
         assert lease.task.id == task_id
-        assert_every_call_is_refused(zombie)
+        assert_every_call_is_refused(old)
         lease.publish(1)
 
 
-def test_a_task_removed_by_hand_is_passed_over(queue: TaskQueue, client: redis.Redis) -> None:
+def test_a_task_deleted_by_hand_is_skipped(queue: TaskQueue, client: redis.Redis) -> None:
     for name in "abc":
         queue.submit(make_task(name))
     lease = claim_next(queue)
@@ -66,7 +66,7 @@ def test_a_task_removed_by_hand_is_passed_over(queue: TaskQueue, client: redis.R
 
 
 @pytest.mark.parametrize("consumer", ["worker", "other"])
-def test_a_lease_that_somebody_claimed_by_hand_is_lost(queue: TaskQueue, client: redis.Redis, consumer: str) -> None:
+def test_a_lease_whose_entry_is_claimed_by_hand_is_lost(queue: TaskQueue, client: redis.Redis, consumer: str) -> None:
     queue.submit(make_task("a"))
     lease = claim_next(queue, "worker")
     [(entry, _)] = client.xrange("openworld:tasks")

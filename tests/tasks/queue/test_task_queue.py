@@ -1,4 +1,4 @@
-"""The queue for those who submit and watch: accepted once, in order, bounded, and never silently forgotten."""
+"""Submitting and reading tasks: accepted once, in order, within limits, and kept for a while after they ended."""
 
 import threading
 from collections.abc import Callable
@@ -26,8 +26,8 @@ T = TypeVar("T")
 address, client, queue = queue_fixtures(SERVERS_AND_PROTOCOLS)
 
 
-def at_once(calls: list[Callable[[], T]]) -> list[T | Exception]:
-    """What the calls return or raise, made at the same moment by a thread each."""
+def run_concurrently(calls: list[Callable[[], T]]) -> list[T | Exception]:
+    """Make the calls at the same moment, one thread each, and return their results or errors."""
     results: list[T | Exception] = []
     barrier = threading.Barrier(len(calls))
 
@@ -57,7 +57,7 @@ def test_a_submitted_task_is_queued_as_it_was_given(queue: TaskQueue) -> None:
     assert queue.get(task.id) == submitted.task
 
 
-def test_the_same_batch_is_the_same_task_while_it_waits_is_learned_and_after(queue: TaskQueue) -> None:
+def test_the_same_batch_is_the_same_task_while_it_is_queued_leased_and_published(queue: TaskQueue) -> None:
     task = queue.submit(make_task("a")).task
     assert not queue.submit(make_task("a")).fresh
     lease = claim_next(queue)
@@ -69,7 +69,7 @@ def test_the_same_batch_is_the_same_task_while_it_waits_is_learned_and_after(que
 
 
 @pytest.mark.parametrize("state", ["failed", "rejected", "cancelled"])
-def test_a_batch_that_was_not_learned_is_queued_anew(queue: TaskQueue, state: TaskState) -> None:
+def test_a_batch_that_was_not_published_is_queued_again(queue: TaskQueue, state: TaskState) -> None:
     make_ended_task(queue, state)
     again = queue.submit(make_task("a", submitted_by="bob"))
     assert again.fresh
@@ -80,7 +80,7 @@ def test_a_batch_that_was_not_learned_is_queued_anew(queue: TaskQueue, state: Ta
 
 
 @pytest.mark.parametrize("state", ["published", "failed", "rejected", "cancelled"])
-def test_the_same_key_and_batch_is_the_first_task_whatever_became_of_it(queue: TaskQueue, state: TaskState) -> None:
+def test_the_same_key_and_batch_is_the_first_task_in_any_final_state(queue: TaskQueue, state: TaskState) -> None:
     queue.submit(make_task("a"), "key")
     ended = make_ended_task(queue, state)
     again = queue.submit(make_task("a"), "key")
@@ -94,14 +94,14 @@ def test_the_same_key_with_another_batch_is_refused(queue: TaskQueue) -> None:
     assert queue.counts()["queued"] == 1
 
 
-def test_a_key_sent_with_a_batch_that_is_there_already_is_used_up_too(queue: TaskQueue) -> None:
+def test_a_key_sent_with_a_known_batch_is_used_up_too(queue: TaskQueue) -> None:
     queue.submit(make_task("a"))
     assert not queue.submit(make_task("a"), "key").fresh
     with pytest.raises(IdempotencyConflict):
         queue.submit(make_task("b"), "key")
 
 
-def test_a_key_belongs_to_who_submits(queue: TaskQueue) -> None:
+def test_keys_are_separate_per_submitter(queue: TaskQueue) -> None:
     queue.submit(make_task("a", submitted_by="ann"), "1")
     assert queue.submit(make_task("b", submitted_by="bob"), "1").fresh
 
@@ -113,35 +113,35 @@ def test_a_key_is_stored_hashed_and_expires(queue: TaskQueue, client: redis.Redi
     assert 6.9 * 86400 < client.ttl(key) <= 7 * 86400
 
 
-def test_sixteen_at_once_with_one_key_submit_one_task(queue: TaskQueue, client: redis.Redis) -> None:
-    results = at_once([lambda: queue.submit(make_task("a"), "key")] * 16)
+def test_sixteen_concurrent_submissions_with_one_key_make_one_task(queue: TaskQueue, client: redis.Redis) -> None:
+    results = run_concurrently([lambda: queue.submit(make_task("a"), "key")] * 16)
     assert sorted(result.fresh for result in results if not isinstance(result, Exception)) == [False] * 15 + [True]
     assert client.xlen("openworld:tasks") == 1
 
 
-def test_sixteen_batches_at_once_with_one_key_get_one_in(queue: TaskQueue) -> None:
-    results = at_once([lambda n=n: queue.submit(make_task(n), "key") for n in range(16)])
+def test_of_sixteen_concurrent_batches_with_one_key_one_is_accepted(queue: TaskQueue) -> None:
+    results = run_concurrently([lambda n=n: queue.submit(make_task(n), "key") for n in range(16)])
     assert sum(isinstance(result, IdempotencyConflict) for result in results) == 15
     assert queue.counts()["queued"] == 1
 
 
-def test_sixteen_tasks_at_once_are_all_accepted(queue: TaskQueue) -> None:
-    results = at_once([lambda n=n: queue.submit(make_task(n)) for n in range(16)])
+def test_sixteen_concurrent_tasks_are_all_accepted(queue: TaskQueue) -> None:
+    results = run_concurrently([lambda n=n: queue.submit(make_task(n)) for n in range(16)])
     assert all(not isinstance(result, Exception) and result.fresh for result in results)
     assert queue.counts()["queued"] == 16
 
 
-def test_a_submission_whose_answer_was_lost_is_still_the_fresh_one(queue: TaskQueue) -> None:
+def test_a_repeated_submission_after_a_lost_reply_is_still_fresh(queue: TaskQueue) -> None:
     run_script_twice(queue, "submit")
     assert queue.submit(make_task("a")).fresh
     assert queue.submit(make_task("b"), "key").fresh
     assert queue.counts()["queued"] == 2
 
 
-def test_a_full_queue_refuses_but_still_knows_what_it_has(client: redis.Redis) -> None:
+def test_a_full_queue_refuses_new_tasks_and_accepts_known_ones(client: redis.Redis) -> None:
     queue = TaskQueue(client, max_waiting=2)
     failed = make_ended_task(queue, "failed", "f")
-    for name in "abc":  # The one that is being learned does not wait.
+    for name in "abc":  # the leased task does not count as waiting
         queue.submit(make_task(name))
         if name == "a":
             lease = claim_next(queue)
@@ -154,7 +154,7 @@ def test_a_full_queue_refuses_but_still_knows_what_it_has(client: redis.Redis) -
     assert queue.submit(make_task("d")).fresh
 
 
-# Watching
+# Reading
 
 
 def test_tasks_are_listed_newest_first_in_pages_and_by_state(queue: TaskQueue) -> None:
@@ -216,7 +216,7 @@ def test_the_clock_dates_the_records(client: redis.Redis) -> None:
     assert queue.get(task.id).created == task.created
 
 
-def test_only_the_last_that_ended_are_kept(client: redis.Redis) -> None:
+def test_only_the_last_ended_tasks_are_kept(client: redis.Redis) -> None:
     queue = TaskQueue(client, history=3)
     waiting = queue.submit(make_task("waiting")).task
     retried = make_ended_task(queue, "cancelled", "retried")
@@ -230,7 +230,7 @@ def test_only_the_last_that_ended_are_kept(client: redis.Redis) -> None:
         queue.get(ended[0].id)
 
 
-def test_the_failed_tasks_that_are_kept_are_bounded_too(client: redis.Redis) -> None:
+def test_the_number_of_kept_failed_tasks_is_bounded_too(client: redis.Redis) -> None:
     queue = TaskQueue(client, history=2)
     for n in range(4):
         make_ended_task(queue, "failed", n)
@@ -238,7 +238,7 @@ def test_the_failed_tasks_that_are_kept_are_bounded_too(client: redis.Redis) -> 
 
 
 @pytest.mark.parametrize("task_id", ["nothing", "", "*", "a b", "\udcff"])
-def test_a_task_that_is_not_there_is_unknown(queue: TaskQueue, task_id: str) -> None:
+def test_an_unknown_id_is_an_error(queue: TaskQueue, task_id: str) -> None:
     for call in (queue.get, queue.cancel, queue.retry):
         with pytest.raises(UnknownTask, match="check the id"):
             call(task_id)
@@ -247,7 +247,7 @@ def test_a_task_that_is_not_there_is_unknown(queue: TaskQueue, task_id: str) -> 
 # Without Redis
 
 
-def test_a_server_that_is_gone_is_an_unavailable_queue(tmp_path: Path) -> None:
+def test_the_queue_is_unavailable_without_redis(tmp_path: Path) -> None:
     queue = TaskQueue(connect(f"unix://{tmp_path}/nothing.sock"))
     with pytest.raises(QueueUnavailable, match="check that Redis runs"):
         queue.get("a")
@@ -256,7 +256,7 @@ def test_a_server_that_is_gone_is_an_unavailable_queue(tmp_path: Path) -> None:
             call()
 
 
-def test_a_server_with_no_memory_left_refuses_a_task_as_a_whole(queue: TaskQueue, client: redis.Redis) -> None:
+def test_redis_without_memory_refuses_a_task_as_a_whole(queue: TaskQueue, client: redis.Redis) -> None:
     queue.submit(make_task("a"))
     client.config_set("maxmemory", 1)
     try:
@@ -268,7 +268,7 @@ def test_a_server_with_no_memory_left_refuses_a_task_as_a_whole(queue: TaskQueue
     assert queue.submit(make_task("b"), "key").fresh
 
 
-def test_an_address_that_is_none_is_refused() -> None:
+def test_an_invalid_address_is_refused() -> None:
     with pytest.raises(QueueUnavailable, match="OPENWORLD_REDIS_URL"):
         connect("localhost:6379")
 

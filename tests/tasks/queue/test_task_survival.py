@@ -1,4 +1,4 @@
-"""The promise: whatever is killed, and whatever is done in whatever order, no task is lost and none has two workers."""
+"""The delivery promise: whatever is killed and in whatever order calls come, no task is lost or leased twice."""
 
 import os
 import random
@@ -25,7 +25,7 @@ from tasks.queue.queue import UNHELD, TaskQueue
 from tests.support.paths import ROOT
 from tests.support.redis_servers import REDIS_SERVERS, claim_next, client_of, expire_lease, make_task
 
-EXAMPLES = 10  # thousands were tried when this was written
+EXAMPLES = 10  # thousands were run when this test was written
 
 WORKER = """
 import sys, time
@@ -59,8 +59,8 @@ def kill_and_restart(server: RedisServer) -> None:
     server.start()
 
 
-def everything(client: redis.Redis) -> dict[str, Any]:
-    """All that Redis holds, but for how long ago a lease was renewed."""
+def snapshot(client: redis.Redis) -> dict[str, Any]:
+    """Return all that Redis holds, except the age of leases."""
     found: dict[str, Any] = {}
     for key in client.scan_iter():
         kind = client.type(key)
@@ -73,7 +73,7 @@ def everything(client: redis.Redis) -> dict[str, Any]:
         else:
             found[key] = client.get(key)
     rows = client.xpending_range("openworld:tasks", "trainers", "-", "+", 10)
-    found["claim_next"] = [(row["message_id"], row["consumer"], row["times_delivered"]) for row in rows]
+    found["pending"] = [(row["message_id"], row["consumer"], row["times_delivered"]) for row in rows]
     return found
 
 
@@ -81,9 +81,9 @@ def test_nothing_is_lost_when_the_server_is_killed_after_any_call(server: RedisS
     queue = TaskQueue(client)
 
     def after(result: Any) -> Any:
-        before = everything(client)
+        before = snapshot(client)
         kill_and_restart(server)
-        assert everything(client) == before
+        assert snapshot(client) == before
         return result
 
     a, b, c = (after(queue.submit(make_task(name), f"key {name}")).task for name in "abc")
@@ -92,11 +92,11 @@ def test_nothing_is_lost_when_the_server_is_killed_after_any_call(server: RedisS
     after(lease.progress(TaskProgress(phase="heads", losses=(1.0,))))
     after(lease.hand_back())
     after(claim_next(queue).fail("no disk", retry=True))
-    zombie = after(claim_next(queue))
+    old = after(claim_next(queue))
     expire_lease(client, queue)
     lease = after(claim_next(queue, "other"))
     with pytest.raises(LeaseLost):
-        zombie.renew()
+        old.renew()
     after(lease.publish(1, {"accuracy": 1.0}))
     lease = claim_next(queue)
     after(queue.cancel(b.id))
@@ -108,9 +108,7 @@ def test_nothing_is_lost_when_the_server_is_killed_after_any_call(server: RedisS
     assert [queue.get(task.id).state for task in (a, b, c)] == ["published", "cancelled", "cancelled"]
 
 
-def test_what_was_accepted_while_the_server_was_being_killed_is_there_once(
-    server: RedisServer, client: redis.Redis
-) -> None:
+def test_tasks_accepted_while_the_server_is_killed_exist_exactly_once(server: RedisServer, client: redis.Redis) -> None:
     queue = TaskQueue(client, max_waiting=100_000)
     accepted: list[str] = []
     names, stop = count(), threading.Event()
@@ -155,7 +153,7 @@ def test_a_killed_worker_loses_no_task(server: RedisServer, client: redis.Redis)
 
 
 class QueueMachine(RuleBasedStateMachine):
-    """The queue beside a model of it: which task is in what state, who is next, and who holds it."""
+    """Compare the queue with a model: the state of each task, the order, and the holder of the lease."""
 
     prefixes = count()
 
@@ -170,7 +168,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.flagged: set[str] = set()
         self.leases: list[Lease] = []
         self.holder: Lease | None = None
-        self.lapsed = False
+        self.expired = False
         self.endings: dict[Lease, str] = {}
 
     def teardown(self) -> None:
@@ -188,19 +186,19 @@ class QueueMachine(RuleBasedStateMachine):
         assert self.queue.submit(task).fresh == fresh
         self.flagged.discard(task.id)
         if fresh:
-            self.wait_anew(task.id)
+            self.requeue(task.id)
 
-    def wait_anew(self, task_id: str) -> None:
+    def requeue(self, task_id: str) -> None:
         self.states[task_id], self.attempts[task_id] = "queued", 0
         self.line.append(task_id)
 
     @rule(worker=st.sampled_from(["one", "two"]))
     def claim(self, worker: str) -> None:
         lease = self.queue.claim(worker)
-        if self.holder and not self.lapsed:
+        if self.holder and not self.expired:
             assert lease is None
             return
-        self.holder, self.lapsed = None, False
+        self.holder, self.expired = None, False
         while self.line:
             first = self.line[0]
             if first in self.flagged:
@@ -218,9 +216,9 @@ class QueueMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.holder is not None)
     @rule()
-    def lapse(self) -> None:
+    def expire(self) -> None:
         expire_lease(self.client, self.queue)
-        self.lapsed = True
+        self.expired = True
 
     @precondition(lambda self: self.leases)
     @rule(data=st.data())
@@ -231,7 +229,7 @@ class QueueMachine(RuleBasedStateMachine):
                 lease.renew()
         else:
             assert lease.renew() == (lease.task.id in self.flagged)
-            self.lapsed = False
+            self.expired = False
 
     @precondition(lambda self: self.leases)
     @rule(data=st.data(), how=st.sampled_from(["publish", "reject", "fail", "try again", "hand back"]))
@@ -249,11 +247,11 @@ class QueueMachine(RuleBasedStateMachine):
                 calls[how](lease)
             except LeaseLost:
                 return
-            assert self.endings[lease] == how  # said twice; the invariants hold that it was done once
+            assert self.endings[lease] == how  # a repeated call; the invariants check that it took effect once
             return
         task_id = lease.task.id
         calls[how](lease)
-        self.holder, self.lapsed, self.endings[lease] = None, False, how
+        self.holder, self.expired, self.endings[lease] = None, False, how
         ends: dict[str, TaskState] = {"publish": "published", "reject": "rejected", "fail": "failed"}
         if how in ends:
             self.end(task_id, ends[how])
@@ -291,7 +289,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.queue.retry(task_id)
         self.flagged.discard(task_id)
         if self.states[task_id] in ENDED:
-            self.wait_anew(task_id)
+            self.requeue(task_id)
 
     @precondition(lambda self: self.states)
     @rule()
@@ -310,7 +308,7 @@ class QueueMachine(RuleBasedStateMachine):
         assert failed == {task_id for task_id, state in self.states.items() if state == "failed"}
 
     @invariant()
-    def one_worker_at_most_holds_a_task(self) -> None:
+    def at_most_one_worker_holds_a_task(self) -> None:
         if not self.states:
             return
         rows = self.client.xpending_range(f"{self.queue.prefix}:tasks", "trainers", "-", "+", 10)
@@ -318,7 +316,7 @@ class QueueMachine(RuleBasedStateMachine):
         assert workers == ([self.holder.consumer] if self.holder else [])
 
 
-def test_no_task_is_ever_lost_or_has_two_workers(server: RedisServer) -> None:
+def test_no_task_is_lost_or_leased_twice(server: RedisServer) -> None:
     with closing(connect(server.url)) as client:
         client.ping()
     run_state_machine_as_test(
