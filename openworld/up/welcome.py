@@ -10,6 +10,7 @@ from contextlib import suppress
 from http.client import HTTPConnection, HTTPException
 from typing import TYPE_CHECKING
 
+from models.backoff import Backoff
 from models.errors import StoreError
 from models.versions.store import VersionStore
 from openworld import remote
@@ -24,10 +25,9 @@ ANSWER = 2.0  # seconds that one may take
 
 async def until_ready(host: str, port: int) -> int:
     """The version that the server answers with, 0 for none."""
-    pause = FIRST_LOOK
+    backoff = Backoff(FIRST_LOOK, LONGEST_LOOK, factor=1.2)
     while (version := await asyncio.to_thread(_version_at, _reached_at(host), port)) is None:
-        await asyncio.sleep(pause)
-        pause = min(1.2 * pause, LONGEST_LOOK)
+        await asyncio.sleep(backoff.next())
     return version
 
 

@@ -34,7 +34,7 @@ class ImageStore:
         return f"ImageStore({str(self._folder.parent)!r})"
 
     def put(self, data: bytes) -> str:
-        """Store an image and return its sha256. Repairs a damaged file; otherwise a stored image only gets younger."""
+        """Store an image and return its sha256. A second call repairs a damaged file and renews its time."""
         sha = sha256_bytes(data)
         path = self._path(sha)
         try:

@@ -103,9 +103,9 @@ class Task(_TaskBase):
         return {name: len(images) for name, images in self.classes.items()}
 
     @classmethod
-    def of(cls, batch: LabelledBatch, submitted_by: str, now: datetime | None = None) -> Self:
+    def of(cls, batch: LabelledBatch, submitted_by: str) -> Self:
         """Make the task of a checked batch. Its images must be in the image store."""
-        now = now or datetime.now(UTC)
+        now = datetime.now(UTC)
         return cls(
             id=batch.task_id,
             created=now,
