@@ -148,6 +148,13 @@ def test_nothing_is_inline() -> None:
         assert sink not in scripts  # class names and notes are untrusted text
 
 
+def test_every_setting_that_a_page_names_exists() -> None:
+    documented = (console.FOLDER.parents[1] / "docs" / "settings.md").read_text()
+    named = {setting for name in FILES for setting in re.findall(r"OPENWORLD_\w+", source(name))}
+    assert named
+    assert not [setting for setting in named if f"`{setting}`" not in documented]
+
+
 @pytest.mark.parametrize("name", [name for name in FILES if not name.endswith(".svg")])
 def test_no_file_is_long(name: str) -> None:
     assert len(source(name).splitlines()) <= MAX_LINES
