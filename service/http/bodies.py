@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import AsyncGenerator
-from typing import TypeVar
+from typing import BinaryIO, TypeVar, cast
 
 from pydantic import BaseModel, ValidationError
 from starlette.datastructures import FormData
@@ -61,22 +62,50 @@ async def body_chunks(
             return
 
 
+class _SpooledPart:
+    """A file of a form inside a file that all of them share: a form may have more files than descriptors."""
+
+    def __init__(self, spool: BinaryIO) -> None:
+        self._spool, self._start, self._size = spool, 0, 0
+
+    def write(self, data: bytes) -> int:
+        self._start = self._spool.seek(0, io.SEEK_END) - self._size  # the parts of a form arrive one after another
+        self._size += len(data)
+        return self._spool.write(data)
+
+    def read(self) -> bytes:
+        self._spool.seek(self._start)
+        return self._spool.read(self._size)
+
+    def seek(self, offset: int) -> int:
+        return offset  # `read` always starts at the beginning
+
+    def close(self) -> None: ...
+
+
 class _FormParser(MultiPartParser):
     """Starlette's parser silently drops an unfinished last part. `complete` tells whether the final boundary came."""
 
     complete = False
+    spool: BinaryIO | None = None
+    spool_max_size = 2**40  # without `spool`, files stay in memory
+
+    def on_headers_finished(self) -> None:
+        super().on_headers_finished()
+        if self.spool is not None and self._current_part.file is not None:
+            self._current_part.file.file = cast(BinaryIO, _SpooledPart(self.spool))
+            self._files_to_close_on_error.pop().close()
 
     def on_end(self) -> None:
         self.complete = True
 
 
 async def read_form(
-    request: Request, chunks: AsyncGenerator[bytes, None], *, max_files: int, in_memory: bool
+    request: Request, chunks: AsyncGenerator[bytes, None], *, max_files: int, spool: BinaryIO | None = None
 ) -> FormData:
-    """Parse a multipart form. Unless `in_memory`, large files are on disk, and the caller must close the form."""
+    """Parse a multipart form. Its files are kept in memory, or in the open file `spool`, which the caller closes."""
     parser = _FormParser(request.headers, chunks, max_files=max_files, max_fields=max_files, max_part_size=1024)
-    if in_memory:
-        parser.spool_max_size = 2**40
+    parser.spool = spool
     try:
         form = await parser.parse()
     except MultiPartException as error:

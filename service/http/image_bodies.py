@@ -56,7 +56,7 @@ async def _read_body(request: Request, limit: int, permit: Permit) -> bytes:
 
 async def _read_form(request: Request, limits: RequestLimits, permit: Permit) -> list[ReceivedImage]:
     chunks = body_chunks(request, limits.body, ADVICE, permit)
-    form = await read_form(request, chunks, max_files=limits.images, in_memory=True)
+    form = await read_form(request, chunks, max_files=limits.images)
     images: list[ReceivedImage] = []
     for name, value in form.multi_items():
         if not isinstance(value, UploadFile):

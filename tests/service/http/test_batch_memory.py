@@ -1,0 +1,57 @@
+"""A submitted batch is spooled to disk: memory does not grow with its size."""
+
+import asyncio
+import tracemalloc
+from collections.abc import Iterator
+
+from starlette.requests import Request
+
+from service.http.batch_bodies import read_batch
+from tasks.batch.check import BatchLimits
+from tests.support.images import make_image
+
+COUNT, SIZE = 200, (192, 192)
+ONE = len(make_image(0, SIZE, "PNG"))  # about 110 kB: less than Starlette keeps of a file in memory
+
+
+def form_body() -> Iterator[bytes]:
+    for seed in range(COUNT):
+        head = f'--limit\r\nContent-Disposition: form-data; name="cat"; filename="{seed}.png"\r\n\r\n'
+        yield head.encode()
+        yield make_image(seed, SIZE, "PNG")
+        yield b"\r\n"
+    yield b"--limit--\r\n"
+
+
+def request_of(content_type: str, body: Iterator[bytes]) -> Request:
+    async def receive() -> dict[str, object]:
+        chunk = next(body, None)
+        return {"type": "http.request", "body": chunk or b"", "more_body": chunk is not None}
+
+    headers = [(b"content-type", content_type.encode())]
+    return Request({"type": "http", "method": "POST", "path": "/tasks", "headers": headers}, receive)  # type: ignore[arg-type]
+
+
+async def read_all(request: Request) -> int:
+    """Check the batch and read every image again; return its bytes."""
+    async with read_batch(request, [], BatchLimits(), lambda id: None) as (batch, ids):
+        assert (len(batch.images), ids) == (COUNT, [])
+        return sum(len(batch.read(image.sha256)) for image in batch.images)
+
+
+def test_every_file_of_a_form_is_read_as_it_was_sent() -> None:
+    assert asyncio.run(read_all(request_of("multipart/form-data; boundary=limit", form_body()))) == sum(
+        len(make_image(seed, SIZE, "PNG")) for seed in range(COUNT)
+    )
+
+
+def test_the_memory_of_a_form_does_not_grow_with_its_files() -> None:
+    tracemalloc.start()
+    try:
+        total = asyncio.run(read_all(request_of("multipart/form-data; boundary=limit", form_body())))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert total > COUNT * ONE * 0.9
+    assert peak < 10 * ONE + COUNT * 8192
+    assert peak < total / 5
