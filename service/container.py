@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated
 
@@ -17,8 +18,7 @@ from models.versions.store import VersionStore
 from service.errors import NoQueue
 from service.http.auth import Keyring
 from service.http.limits import Admission, RateLimiter, RequestLimits
-from service.inbox import Inbox, InboxLimits
-from service.inbox.thumbnails import Thumbnails
+from service.inbox import Inbox, InboxLimits, Thumbnails
 from service.inference.active_version import ActiveVersion
 from service.inference.drift import ScoreDrift
 from service.inference.engine import Engine
@@ -141,6 +141,17 @@ class Container:
             return self.inbox.read_image(id)
         sighting = self.recent.get(id)
         return None if sighting is None else sighting.data
+
+    async def erase_images(self, sha256s: Collection[str]) -> int:
+        """Erase images from the inbox, the recent predictions and the thumbnails; returns the number of novelties.
+
+        A sighting that the inbox's writer is adding at this moment may still arrive.
+        """
+        novelties = await asyncio.to_thread(self.inbox.delete, sha256s) if self.inbox is not None else 0
+        for sha256 in sha256s:
+            self.thumbnails.remove(sha256)
+        await self.recent.erase(sha256s)
+        return novelties
 
 
 def _open_inbox(settings: ServiceSettings) -> Inbox | None:

@@ -1,32 +1,35 @@
-"""The novelty inbox: what the service answered `novel` to, kept until people have looked at it."""
+"""The novelty inbox: novel images that wait for a label."""
 
 from service.inbox.records import (
     STATES,
+    AddResult,
+    DropReason,
     Group,
     GroupPage,
     InboxLimits,
-    Kept,
-    Moved,
     Novelty,
-    Only,
-    Page,
+    NoveltyFilter,
+    NoveltyPage,
     Sighting,
+    StateChange,
 )
 from service.inbox.store import Inbox
-from service.inbox.writer import DropReason, InboxWriter
+from service.inbox.thumbnails import Thumbnails
+from service.inbox.writer import InboxWriter
 
 __all__ = [
     "STATES",
+    "AddResult",
     "DropReason",
     "Group",
     "GroupPage",
     "Inbox",
     "InboxLimits",
     "InboxWriter",
-    "Kept",
-    "Moved",
     "Novelty",
-    "Only",
-    "Page",
+    "NoveltyFilter",
+    "NoveltyPage",
     "Sighting",
+    "StateChange",
+    "Thumbnails",
 ]

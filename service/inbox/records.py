@@ -1,10 +1,10 @@
-"""The nouns of the novelty inbox: what comes in, what is kept of it, and how much may be kept."""
+"""The types of the novelty inbox."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,20 +13,21 @@ from service.wire.novelties import NoveltyState, Outcome
 
 STATES: tuple[NoveltyState, ...] = get_args(NoveltyState)
 
-Reason = Literal["rate", "too_large", "unreadable"]
+# "queue": the writer's queue is full or closed; "error": the disk or the database failed.
+DropReason = Literal["rate", "too_large", "unreadable", "queue", "error"]
 
 
 @dataclass(frozen=True)
 class InboxLimits:
-    """How much the inbox holds, how fast it fills, and how alike two pictures must be to count as one."""
+    """Capacity and fill rate of the inbox, and the similarity from which sightings are folded."""
 
     max_count: int = 5000
-    max_bytes: int = 2**30  # of the images; what is known about them takes some 4 kB each on top
-    max_age_seconds: float = 30 * 24 * 3600.0  # since it was last seen
-    rate: float = 20.0  # new ones a second,
-    burst: int = 200  # and this many at once
-    fold_bits: int = 6  # perceptual hashes that differ in at most so many bits
-    fold_cosine: float = 0.92  # and embeddings that are at least so close
+    max_bytes: int = 2**30  # of the images; each row takes about 4 kB more
+    max_age_seconds: float = 30 * 24 * 3600.0  # since last seen
+    rate: float = 20.0  # new novelties per second
+    burst: int = 200  # new novelties at once
+    fold_bits: int = 6  # fold when the perceptual hashes differ in at most this many bits
+    fold_cosine: float = 0.92  # and the cosine of the embeddings is at least this
 
     def __post_init__(self) -> None:
         if min(self.max_count, self.max_bytes, self.burst) < 1:
@@ -39,7 +40,7 @@ class InboxLimits:
 
 @dataclass(frozen=True, kw_only=True)
 class Sighting:
-    """One image that was answered, with the answer: `novel`, unless people say that it was wrong."""
+    """One answered image. The answer is novel, unless a person reported the image."""
 
     data: bytes = field(repr=False)
     prediction_id: str
@@ -50,28 +51,28 @@ class Sighting:
     nearest: Sequence[tuple[str, float]]
     client: str
     embedding: NDArray[np.float32] | None = field(default=None, repr=False, compare=False)
-    sha256: str | None = None  # of `data`; worked out by the inbox when it is not at hand
-    label: str | None = None  # the class that was answered, None: novel
-    note: str | None = None  # what the person says who asked for it
+    sha256: str | None = None  # of `data`; None: the inbox computes it
+    label: str | None = None  # the answered class, None: novel
+    note: str | None = None  # of the person that reported the image
 
 
 @dataclass(frozen=True)
-class Kept:
-    """What became of a sighting: a new novelty, one more of a novelty that is there, or nothing and why."""
+class AddResult:
+    """What happened to a sighting: stored as a new novelty, folded into an existing one, or dropped."""
 
     outcome: Outcome
-    id: str | None = None  # the novelty that it is, or was folded into
-    reason: Reason | None = None  # when dropped
+    id: str | None = None  # of the novelty; None when dropped
+    reason: DropReason | None = None  # when dropped
 
 
 @dataclass(frozen=True)
 class Novelty:
-    """One picture of the inbox. Its answer is that of the newest sighting, its picture that of the first."""
+    """One novelty: the image of its first sighting, the answer of its newest sighting."""
 
     id: str  # the sha256 of its bytes
     first_seen: float
     last_seen: float
-    count: int  # sightings, with those folded into it
+    count: int  # sightings, including folded ones
     state: NoveltyState
     version: int
     score: float | None
@@ -81,37 +82,54 @@ class Novelty:
     prediction_id: str
     client: str
     bytes: int
-    width: int  # of the picture as sent, upright
+    width: int  # of the image as sent, upright
     height: int
-    embedding: NDArray[np.float32] | None = field(default=None, repr=False, compare=False)  # of length 1
-    label: str | None = None  # the class that was answered, None: novel
-    note: str | None = None  # of the person who asked for it
-    group: str | None = None  # of those that look like it; where groups are known
+    label: str | None = None  # the answered class, None: novel
+    note: str | None = None  # of the person that reported the image
+    group: str | None = None  # set by the inbox; the table does not have it
+
+
+class IndexEntry(NamedTuple):
+    """The part of a row that the in-memory index needs."""
+
+    id: str
+    state: NoveltyState
+    bytes: int
+    hash: int
+    embedding: NDArray[np.float32] | None  # of length 1
+
+
+class ListedNovelty(NamedTuple):
+    """The part of a row that orders groups."""
+
+    id: str
+    seen: int  # number of its newest sighting
+    last_seen: float
 
 
 @dataclass(frozen=True)
-class Page:
-    """Some novelties, last seen first; `next_cursor` asks for those after them, None when these were the last."""
+class NoveltyFilter:
+    """Which novelties to list; None does not filter."""
+
+    group: str | None = None
+    version: int | None = None  # of the newest answer
+    client: str | None = None  # of the newest sighting
+    since: float | None = None  # last seen at this time or later
+
+
+@dataclass(frozen=True)
+class NoveltyPage:
+    """Some novelties, last seen first, and the cursor of the next page (None: this is the last)."""
 
     items: tuple[Novelty, ...]
     next_cursor: int | None
 
 
 @dataclass(frozen=True)
-class Only:
-    """Which novelties a list shows: all, but for what is said here."""
-
-    group: str | None = None
-    version: int | None = None  # that gave the newest answer
-    client: str | None = None  # who sent it last
-    since: float | None = None  # last seen at this moment or later
-
-
-@dataclass(frozen=True)
 class Group:
-    """Novelties of one state that look alike."""
+    """Similar novelties of one state."""
 
-    id: str  # of the one that founded it
+    id: str  # of the group's first novelty
     size: int
     newest_seen: float
     ids: tuple[str, ...]  # last seen first, at most 200
@@ -120,15 +138,15 @@ class Group:
 
 @dataclass(frozen=True)
 class GroupPage:
-    """Some groups; `next_cursor` asks for those after them, None when these were the last."""
+    """Some groups, and the cursor of the next page (None: this is the last)."""
 
     items: tuple[Group, ...]
     next_cursor: str | None
 
 
 @dataclass(frozen=True)
-class Moved:
-    """What became of ids whose state was to change; those in neither list were in another state."""
+class StateChange:
+    """The novelties that changed state; ids in neither list were not in the expected state."""
 
-    moved: tuple[str, ...]
-    missing: tuple[str, ...]
+    changed: tuple[str, ...]
+    missing: tuple[str, ...]  # not in the inbox

@@ -1,50 +1,55 @@
-"""The novelty inbox: images that the service answered `novel`, kept until people have looked at them.
+"""The novelty inbox: novel images that wait for a label.
 
-    <root>/inbox/images/ab/<sha256>   the bytes
-    <root>/inbox/inbox.sqlite3        what is known about them
+    <root>/inbox/images/ab/<sha256>   the images
+    <root>/inbox/inbox.sqlite3        one row per image
 
-**Bounded in count, bytes, age and rate whatever arrives, and usable after a kill at any moment.** Bytes are written
-before their row. They are removed before it, too: on a full disk that makes the space that removing a row takes. A kill
-in between leaves bytes without a row, or a row without bytes; both go when the inbox is opened again. Nothing is
-written before the first novelty.
+**Count, bytes, age and rate are bounded, and the inbox is usable after a kill at any moment.** An image is written
+before its row, and also removed before it: on a full disk that frees the space which deleting the row takes. A kill in
+between leaves an image without a row or a row without an image; opening the inbox removes both. Nothing is written
+before the first novelty.
 """
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from models.errors import ImageError, ImageTooLarge, StoreError
-from models.files import make_folder, sha256_bytes
+from models.files import TEMPORARY, make_folder, sha256_bytes
 from models.images import DEFAULT_LIMITS, ImageLimits
 from service.errors import NotFound
-from service.inbox.group_pages import group_page
-from service.inbox.holdings import Holdings
-from service.inbox.likeness import unit
-from service.inbox.look import Look, look_at
-from service.inbox.reconcile import reconciled
+from service.inbox.index import NoveltyIndex, page_of_groups
 from service.inbox.records import (
     STATES,
+    AddResult,
+    Group,
     GroupPage,
     InboxLimits,
-    Kept,
-    Moved,
+    ListedNovelty,
     Novelty,
-    Only,
-    Page,
+    NoveltyFilter,
+    NoveltyPage,
     Sighting,
+    StateChange,
 )
+from service.inbox.similarity import ImageInfo, inspect_image, unit_vector
 from service.inbox.table import InboxTable
 from service.token_bucket import TokenBucket
 from service.wire.novelties import GroupOrder, NoveltyState
 from tasks.images import ImageStore
 
+GROUP_IDS, GROUP_SAMPLES = 200, 8  # shown per group
+
+_IMAGE_FILE = re.compile(rf"[0-9a-f]{{64}}|\..*{re.escape(TEMPORARY)}")
+
 
 class Inbox:
-    """The inbox of one data folder. Any thread may call any method; calls wait for each other, and for the disk."""
+    """The inbox of one data folder. Thread-safe; calls wait for each other and for the disk."""
 
     def __init__(
         self,
@@ -55,73 +60,92 @@ class Inbox:
         image_limits: ImageLimits = DEFAULT_LIMITS,
     ) -> None:
         self._folder = root / "inbox"
+        self._database = self._folder / "inbox.sqlite3"
         self._limits = limits or InboxLimits()
         self._clock = clock
         self._image_limits = image_limits
         self._lock = threading.Lock()
         self._images = ImageStore(self._folder)
         self._bucket = TokenBucket(self._limits.rate, self._limits.burst, clock)
-        self._table: InboxTable | None = None  # while there is nothing on the disk
-        self._held = Holdings()
+        self._table: InboxTable | None = None  # None until the first novelty
+        self._index = NoveltyIndex(0)
         self._closed = False
         if self._database.exists():
             with self._lock:
                 self._open()
 
     def __repr__(self) -> str:
-        return f"Inbox({str(self._folder.parent)!r}, {len(self._held)} novelties)"
+        return f"Inbox({str(self._folder.parent)!r}, {len(self._index)} novelties)"
 
     # Reading
 
     def get(self, id: str) -> Novelty | None:
         with self._lock:
-            found = None if self._table is None else self._table.get(id)
-            return None if found is None else self._grouped(found)
+            found = None if self._table is None else self._table.get([id]).get(id)
+            return None if found is None else self._with_group(found)
 
     def list(
-        self, state: NoveltyState = "new", limit: int = 50, before: int | None = None, only: Only | None = None
-    ) -> Page:
-        """Novelties in a state, last seen first. A cursor stays good while others come and go.
+        self,
+        state: NoveltyState = "new",
+        limit: int = 50,
+        before: int | None = None,
+        only: NoveltyFilter | None = None,
+    ) -> NoveltyPage:
+        """Novelties in a state, last seen first. A cursor stays valid while novelties come and go.
 
-        One that is seen again moves to the front: someone paging on does not meet it twice.
+        A novelty that is seen again moves to the front, so later pages do not repeat it.
         """
         _check_limit(limit)
-        only = only or Only()
+        only = only or NoveltyFilter()
         with self._lock:
             if self._table is None:
-                return Page((), None)
-            members = None if only.group is None else self._held.groups.members(only.group)
+                return NoveltyPage((), None)
+            members = None if only.group is None else self._index.groups.members(only.group)
             page = self._table.page(state, limit, before, only, members)
-            return replace(page, items=tuple(self._grouped(item) for item in page.items))
+            return replace(page, items=tuple(self._with_group(item) for item in page.items))
 
     def groups(
         self, state: NoveltyState = "new", limit: int = 50, before: str | None = None, order: GroupOrder = "largest"
     ) -> GroupPage:
-        """Novelties in a state by likeness: the largest groups first, or those with the newest novelty."""
+        """Groups with novelties in a state; only these count. The largest or the newest first."""
         _check_limit(limit)
         with self._lock:
             if self._table is None:
                 return GroupPage((), None)
-            return group_page(self._table, self._held.groups, state, limit, before, order)
+            groups: dict[str, list[ListedNovelty]] = {}
+            for novelty in self._table.listed(state):
+                groups.setdefault(self._index.groups.group_of(novelty.id), []).append(novelty)
+            page, next_cursor = page_of_groups(groups, order, limit, before)
+            samples = self._table.get(one.id for _, members in page for one in members[:GROUP_SAMPLES])
+            items = [
+                Group(
+                    id=id,
+                    size=len(members),
+                    newest_seen=members[0].last_seen,
+                    ids=tuple(one.id for one in members[:GROUP_IDS]),
+                    samples=tuple(self._with_group(samples[one.id]) for one in members[:GROUP_SAMPLES]),
+                )
+                for id, members in page
+            ]
+            return GroupPage(tuple(items), next_cursor)
 
     def counts(self) -> dict[NoveltyState, int]:
-        """How many novelties there are in each state."""
+        """The number of novelties per state."""
         with self._lock:
             return dict.fromkeys(STATES, 0) if self._table is None else self._table.counts()
 
     @property
     def bytes_used(self) -> int:
-        """Bytes of the images that are kept."""
-        return self._held.bytes
+        """The size of all images."""
+        return self._index.bytes
 
     def read_image(self, id: str) -> bytes:
-        """The bytes as they were sent; `NotFound` when there is no such novelty, or its bytes are lost."""
+        """The bytes as they were sent; `NotFound` when there is no such novelty, or its image is lost."""
         with self._lock:
-            if id not in self._held:
+            if id not in self._index:
                 raise NotFound(f"novelty {id[:80]!r} is not in the inbox: it may have been deleted or have aged out")
         try:
-            # Without the lock, so that nobody waits for a slow disk's reading.
-            return self._images.read(id)
+            return self._images.read(id)  # without the lock: a slow disk delays only this caller
         except StoreError as error:
             with self._lock:
                 if id in self._images:
@@ -131,75 +155,70 @@ class Inbox:
 
     # Writing
 
-    def add(self, sighting: Sighting, *, asked: bool = False) -> Kept:
-        """Keep a sighting as a new novelty, fold it into the one that it is like, or drop it for a reason.
+    def add(self, sighting: Sighting, *, requested: bool = False) -> AddResult:
+        """Store a sighting as a new novelty, fold it into a similar one, or drop it.
 
-        `asked`: a person wants this very image there. It then costs no token of the rate, folds into nothing but the
-        same bytes, and is new again if people were done with it.
-        `StoreError` when the disk does not take it; what was kept before stays.
+        `requested`: a person reported this image. It is then exempt from the rate, folds only into the same bytes, and
+        is new again if it was labelled or dismissed.
+        `StoreError` when the disk or the database fails; existing novelties stay.
         """
         id = sighting.sha256 or sha256_bytes(sighting.data)
         with self._lock:
-            if self._table is not None and id in self._held:
-                return self._fold(self._table, id, sighting, asked)
+            if self._table is not None and id in self._index:
+                return self._fold(self._table, id, sighting, requested)
         if len(sighting.data) > self._limits.max_bytes:
-            return Kept("dropped", reason="too_large")
+            return AddResult("dropped", reason="too_large")
         try:
-            # Without the lock: decoding is the slow part, and needs nothing of ours.
-            look = look_at(sighting.data, self._image_limits)
+            info = inspect_image(sighting.data, self._image_limits)  # without the lock: decoding is the slow part
         except ImageTooLarge:
-            return Kept("dropped", reason="too_large")
+            return AddResult("dropped", reason="too_large")
         except ImageError:
-            return Kept("dropped", reason="unreadable")
+            return AddResult("dropped", reason="unreadable")
         with self._lock:
-            return self._add(id, sighting, look, asked)
+            return self._add(id, sighting, info, requested)
 
-    def set_state(self, ids: Iterable[str], state: NoveltyState) -> int:
-        """Say what people did with them; returns how many of the ids there were."""
+    def set_state(self, ids: Iterable[str], state: NoveltyState, was: NoveltyState | None = None) -> StateChange:
+        """Change the state of novelties; with `was`, only of those in that state."""
         if state not in STATES:
             raise ValueError(f"state must be one of {STATES}, not {state!r}")
+        unique = dict.fromkeys(ids)
         with self._lock:
-            known = {id for id in ids if id in self._held}
-            self._set_state(known, state, STATES)
-            return len(known)
+            known = [id for id in unique if id in self._index]
+            changed = self._table.set_state(known, state, [was] if was else STATES) if self._table and known else []
+            for id in changed:
+                self._index.set_state(id, state)
+            return StateChange(tuple(changed), tuple(id for id in unique if id not in self._index))
 
-    def move(self, ids: Iterable[str], was: NoveltyState, state: NoveltyState) -> Moved:
-        """Like `set_state`, but only for those that are in the state `was`."""
-        wanted = dict.fromkeys(ids)
+    def delete(self, ids: Iterable[str]) -> int:
+        """Delete novelties and their images; returns how many existed."""
         with self._lock:
-            missing = tuple(id for id in wanted if id not in self._held)
-            return Moved(tuple(self._set_state([id for id in wanted if id in self._held], state, [was])), missing)
-
-    def delete(self, id: str) -> bool:
-        """Forget a novelty and its bytes; False when there was none."""
-        return self.delete_all([id]) == 1
-
-    def delete_all(self, ids: Iterable[str]) -> int:
-        """Forget novelties and their bytes; returns how many of the ids there were."""
-        with self._lock:
-            known = {id for id in ids if id in self._held}
+            known = {id for id in ids if id in self._index}
             self._remove(known)
             return len(known)
 
     def sweep(self) -> int:
-        """Remove what was last seen too long ago; returns how many."""
+        """Delete the novelties that are too old; returns how many."""
         with self._lock:
             return self._expire()
 
     def close(self) -> None:
-        """Let go of the file. Afterwards the inbox reads as empty and takes nothing."""
+        """Release the file. A closed inbox reads as empty, and `add` raises `StoreError`."""
         with self._lock:
             self._closed = True
-            self._forget()
+            self._release()
 
     # With the lock held
 
-    def _add(self, id: str, sighting: Sighting, look: Look, asked: bool) -> Kept:
-        like = self._like(id, sighting, look, asked)
-        if self._table is not None and like is not None:
-            return self._fold(self._table, like, sighting, asked)
-        if not asked and self._bucket.take() > 0:
-            return Kept("dropped", reason="rate")
+    def _add(self, id: str, sighting: Sighting, info: ImageInfo, requested: bool) -> AddResult:
+        similar = id if id in self._index else None  # another thread may have added it
+        if similar is None and not requested:
+            embedding = None if sighting.embedding is None else unit_vector(sighting.embedding)
+            limits = self._limits
+            similar = self._index.find_similar(info.hash, embedding, limits.fold_bits, limits.fold_cosine)
+        if self._table is not None and similar is not None:
+            return self._fold(self._table, similar, sighting, requested)
+        if not requested and self._bucket.take() > 0:
+            return AddResult("dropped", reason="rate")
         table = self._table or self._open()
         self._expire()
         self._make_room(1, len(sighting.data))
@@ -207,40 +226,32 @@ class Inbox:
         try:
             if stored != id:
                 raise ValueError(f"the sighting says sha256 {id[:80]!r}, but its bytes have {stored}")
-            entry = table.insert(id, sighting, self._clock(), look)
+            entry = table.insert(id, sighting, self._clock(), info)
         except BaseException:
-            if stored not in self._held:
+            if stored not in self._index:
                 self._images.remove(stored)
             raise
-        self._held.add(entry)
-        return Kept("new", id)
+        self._index.add(entry)
+        return AddResult("new", id)
 
-    def _like(self, id: str, sighting: Sighting, look: Look, asked: bool) -> str | None:
-        if id in self._held:  # another thread was faster
-            return id
-        if asked:
-            return None
-        embedding = None if sighting.embedding is None else unit(sighting.embedding)
-        return self._held.index.alike(look.hash, embedding, self._limits.fold_bits, self._limits.fold_cosine)
-
-    def _fold(self, table: InboxTable, id: str, sighting: Sighting, asked: bool) -> Kept:
-        table.fold(id, sighting, self._clock(), "new" if asked else None)
-        if asked:
-            self._held.set_state(id, "new")
-        return Kept("folded", id)
+    def _fold(self, table: InboxTable, id: str, sighting: Sighting, requested: bool) -> AddResult:
+        table.fold(id, sighting, self._clock(), "new" if requested else None)
+        if requested:
+            self._index.set_state(id, "new")
+        return AddResult("folded", id)
 
     def _make_room(self, count: int, size: int) -> None:
-        limits, held = self._limits, self._held
-        while self._table and (len(held) + count > limits.max_count or held.bytes + size > limits.max_bytes):
-            victim = self._table.least_wanted()
-            if victim is None:
+        limits, index = self._limits, self._index
+        while self._table and (len(index) + count > limits.max_count or index.bytes + size > limits.max_bytes):
+            evicted = self._table.next_to_evict()
+            if evicted is None:
                 break
-            self._remove([victim])
+            self._remove([evicted])
 
     def _expire(self) -> int:
         if self._table is None:
             return 0
-        expired = self._table.older_than(self._clock() - self._limits.max_age_seconds)
+        expired = self._table.last_seen_before(self._clock() - self._limits.max_age_seconds)
         self._remove(expired)
         return len(expired)
 
@@ -251,23 +262,13 @@ class Inbox:
             self._images.remove(id)
         self._table.delete(ids)
         for id in ids:
-            if id in self._held:
-                self._held.remove(id)
+            if id in self._index:
+                self._index.remove(id)
 
-    def _set_state(self, ids: Collection[str], state: NoveltyState, was: Collection[NoveltyState]) -> Collection[str]:
-        changed = self._table.set_state(ids, state, was) if self._table is not None and ids else []
-        for id in changed:
-            self._held.set_state(id, state)
-        return changed
-
-    def _grouped(self, novelty: Novelty) -> Novelty:
-        return replace(novelty, group=self._held.groups.of(novelty.id))
+    def _with_group(self, novelty: Novelty) -> Novelty:
+        return replace(novelty, group=self._index.groups.group_of(novelty.id))
 
     # Opening
-
-    @property
-    def _database(self) -> Path:
-        return self._folder / "inbox.sqlite3"
 
     def _open(self) -> InboxTable:
         if self._closed:
@@ -275,19 +276,34 @@ class Inbox:
         try:
             make_folder(self._folder)
             self._table = InboxTable(self._database)
-            for entry in reconciled(self._table, self._folder / "images"):
-                self._held.add(entry)
-            self._make_room(0, 0)  # the limits may be tighter than they were
+            self._load_index(self._table)
+            self._make_room(0, 0)  # the limits may be lower than before
         except BaseException as error:
-            self._forget()
+            self._release()
             if isinstance(error, OSError):
                 raise StoreError(f"the inbox cannot be opened ({error}): check the data folder's rights") from error
             raise
         return self._table
 
-    def _forget(self) -> None:
+    def _load_index(self, table: InboxTable) -> None:
+        """Index the rows that have an image; delete rows without an image and images without a row."""
+        files = {path.name: path for path in self._folder.glob("images/*/*") if _IMAGE_FILE.fullmatch(path.name)}
+        self._index = NoveltyIndex(max(self._limits.max_count, sum(table.counts().values())))
+        lost = []
+        for entry in table.entries():
+            if files.pop(entry.id, None) is None:
+                lost.append(entry.id)
+            else:
+                self._index.add(entry)
+        table.delete(lost)
+        for path in files.values():
+            path.unlink(missing_ok=True)
+            with suppress(OSError):  # the folder has other images
+                path.parent.rmdir()
+
+    def _release(self) -> None:
         table, self._table = self._table, None
-        self._held = Holdings()
+        self._index = NoveltyIndex(0)
         if table is not None:
             table.close()
 

@@ -1,37 +1,72 @@
-"""What is known of each picture of the inbox, in one SQLite file.
+"""The SQLite table of the inbox, one row per novelty.
 
-**Every change is whole or absent after a kill; after a power cut the last few may be missing, and the rest is whole.**
-One process has the file: the inbox keeps an index of it in memory, which another writer would make wrong.
+**After a kill every change is complete or absent; after a power cut the last few may be missing, and the others are
+complete.** One process owns the file: the inbox has an index of it in memory, which another writer would invalidate.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import sqlite3
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from models.errors import StoreError
-from service.inbox.look import Look
-from service.inbox.records import STATES, Novelty, Only, Page, Sighting
-from service.inbox.rows import Entry, Listed, answer_columns, novelty_of, packed_embedding, unpacked_embedding
-from service.inbox.schema import CREATE, FROM_1, SCHEMA
+from service.inbox.records import STATES, IndexEntry, ListedNovelty, Novelty, NoveltyFilter, NoveltyPage, Sighting
+from service.inbox.similarity import ImageInfo, unit_vector
 from service.wire.novelties import NoveltyState
 
-LOCK_SECONDS = 1.0  # for a predecessor that is just closing; nobody else has the file
-LARGEST_CURSOR = 2**63 - 1  # more is no integer to SQLite
+LOCK_SECONDS = 1.0  # wait this long for a server that is closing the file
+MAX_CURSOR = 2**63 - 1  # the largest integer of SQLite
 
-_IDS = "(SELECT value FROM json_each(?))"  # a list as one parameter, whatever its length
+SCHEMA = 2
+# `seen` numbers the sightings: the order of `last_seen`, but without ties and independent of the clock.
+CREATE = f"""
+BEGIN;
+CREATE TABLE novelties (
+    id TEXT PRIMARY KEY,
+    seen INTEGER NOT NULL UNIQUE,
+    first_seen REAL NOT NULL,
+    last_seen REAL NOT NULL,
+    count INTEGER NOT NULL,
+    state TEXT NOT NULL,
+    version INTEGER NOT NULL,
+    score REAL,
+    calibrated_score REAL NOT NULL,
+    p_novel REAL NOT NULL,
+    nearest TEXT NOT NULL,
+    prediction_id TEXT NOT NULL,
+    client TEXT NOT NULL,
+    bytes INTEGER NOT NULL,
+    width INTEGER NOT NULL,
+    height INTEGER NOT NULL,
+    hash BLOB NOT NULL,
+    embedding BLOB,
+    label TEXT,
+    note TEXT
+);
+CREATE INDEX novelties_listed ON novelties (state, seen);
+CREATE INDEX novelties_least ON novelties (state = 'new', seen);
+CREATE INDEX novelties_aged ON novelties (last_seen);
+PRAGMA user_version = {SCHEMA};
+COMMIT;
+"""
+
+_IDS = "(SELECT value FROM json_each(?))"  # a list as one parameter, of any length
 
 
 class InboxTable:
-    """The rows of the inbox. Not thread-safe: the inbox's lock is around it. Every failure is a `StoreError`."""
+    """The rows. Not thread-safe: callers hold the inbox's lock. Every failure is a `StoreError`."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        with self._reported():
+        with self._translate_errors():
             self._connection = sqlite3.connect(path, timeout=LOCK_SECONDS, check_same_thread=False)
             self._connection.row_factory = sqlite3.Row
             try:
@@ -44,109 +79,97 @@ class InboxTable:
 
     def _set_up(self) -> None:
         execute = self._connection.execute
-        # Before the first access to the log: the lock then lasts until close, and the log needs no shared memory,
-        # which network file systems do not have.
+        # Before the first access to the write-ahead log: the lock then lasts until close, and the log needs no shared
+        # memory, which network file systems lack.
         execute("PRAGMA locking_mode = EXCLUSIVE")
         schema = execute("PRAGMA user_version").fetchone()[0]
-        if schema > SCHEMA:
+        if schema not in (0, SCHEMA):
             raise StoreError(
-                f"{self._path} has schema {schema}, this version of openworld knows up to {SCHEMA}: "
-                "install the newer openworld again, or move the file away to start with an empty inbox"
+                f"{self._path} has schema {schema}, this version of openworld reads schema {SCHEMA}: "
+                "install the matching openworld, or move the file away to start with an empty inbox"
             )
         execute("PRAGMA journal_mode = WAL")
         execute("PRAGMA synchronous = NORMAL")
         if schema == 0:
             self._connection.executescript(CREATE)
-        elif schema == 1:
-            self._connection.executescript(FROM_1)
 
     # Reading
 
-    def get(self, id: str) -> Novelty | None:
-        with self._reported():
-            row = self._connection.execute("SELECT * FROM novelties WHERE id = ?", (id,)).fetchone()
-        return None if row is None else novelty_of(row)
+    def get(self, ids: Iterable[str]) -> dict[str, Novelty]:
+        """The novelties of those ids that exist."""
+        rows = self._query(f"SELECT * FROM novelties WHERE id IN {_IDS}", json.dumps(list(ids)))
+        return {row["id"]: _novelty(row) for row in rows}
 
     def page(
-        self, state: NoveltyState, limit: int, before: int | None, only: Only, ids: Collection[str] | None
-    ) -> Page:
-        """Some rows, last seen first; `ids` stands for the group of `only`, of which the table knows nothing."""
-        cursor = LARGEST_CURSOR if before is None else max(0, min(before, LARGEST_CURSOR))
+        self,
+        state: NoveltyState,
+        limit: int,
+        before: int | None,
+        only: NoveltyFilter,
+        ids: Collection[str] | None,
+    ) -> NoveltyPage:
+        """Some novelties, last seen first. `ids` are the members of `only.group`, which has no column."""
+        cursor = MAX_CURSOR if before is None else max(0, min(before, MAX_CURSOR))
         conditions: dict[str, Any] = {"state = ?": state, "seen < ?": cursor}
         conditions |= {"version = ?": only.version, "client = ?": only.client, "last_seen >= ?": only.since}
         conditions[f"id IN {_IDS}"] = None if ids is None else json.dumps(list(ids))
         conditions = {test: value for test, value in conditions.items() if value is not None}
         query = f"SELECT * FROM novelties WHERE {' AND '.join(conditions)} ORDER BY seen DESC LIMIT ?"
-        with self._reported():
-            # One more than asked for tells whether there is a next page.
-            rows = self._connection.execute(query, (*conditions.values(), limit + 1)).fetchall()
+        rows = self._query(query, *conditions.values(), limit + 1)  # one more shows whether there is a next page
         more, rows = len(rows) > limit, rows[:limit]
-        return Page(tuple(novelty_of(row) for row in rows), rows[-1]["seen"] if more else None)
+        return NoveltyPage(tuple(_novelty(row) for row in rows), rows[-1]["seen"] if more else None)
 
-    def listed(self, state: NoveltyState) -> list[Listed]:
-        """The ids in a state, last seen first."""
+    def listed(self, state: NoveltyState) -> list[ListedNovelty]:
+        """All novelties in a state, last seen first."""
         query = "SELECT id, seen, last_seen FROM novelties WHERE state = ? ORDER BY seen DESC"
-        with self._reported():
-            return [Listed(*row) for row in self._connection.execute(query, (state,))]
-
-    def named(self, ids: Iterable[str]) -> dict[str, Novelty]:
-        """The rows of some ids, as far as they are there."""
-        with self._reported():
-            rows = self._connection.execute(f"SELECT * FROM novelties WHERE id IN {_IDS}", (json.dumps(list(ids)),))
-            return {row["id"]: novelty_of(row) for row in rows}
+        return [ListedNovelty(*row) for row in self._query(query, state)]
 
     def counts(self) -> dict[NoveltyState, int]:
-        with self._reported():
-            found = dict(self._connection.execute("SELECT state, count(*) FROM novelties GROUP BY state").fetchall())
-        return {state: found.get(state, 0) for state in STATES}
+        rows = self._query("SELECT state, count(*) AS number FROM novelties GROUP BY state")
+        return dict.fromkeys(STATES, 0) | {row["state"]: row["number"] for row in rows}
 
-    def entries(self) -> Iterator[Entry]:
-        """All of them, in the order in which they came: groups are built in it."""
+    def entries(self) -> Iterator[IndexEntry]:
+        """All novelties in the order of arrival, in which groups are built."""
         query = "SELECT id, state, bytes, hash, embedding FROM novelties ORDER BY first_seen, rowid"
-        with self._reported():
+        with self._translate_errors():
             for row in self._connection.execute(query):
                 hash = int.from_bytes(row["hash"], "big")
-                yield Entry(row["id"], row["state"], row["bytes"], hash, unpacked_embedding(row["embedding"]))
+                yield IndexEntry(row["id"], row["state"], row["bytes"], hash, _unpack_embedding(row["embedding"]))
 
-    def least_wanted(self) -> str | None:
-        """The id to give up first: what people are done with before what is new, then the longest unseen."""
-        with self._reported():
-            query = "SELECT id FROM novelties ORDER BY state = 'new', seen LIMIT 1"
-            row = self._connection.execute(query).fetchone()
-        return None if row is None else str(row["id"])
+    def next_to_evict(self) -> str | None:
+        """The longest unseen labelled or dismissed novelty; without one, the longest unseen new one."""
+        rows = self._query("SELECT id FROM novelties ORDER BY state = 'new', seen LIMIT 1")
+        return rows[0]["id"] if rows else None
 
-    def older_than(self, moment: float) -> tuple[str, ...]:
-        """The ids last seen before a moment."""
-        with self._reported():
-            rows = self._connection.execute("SELECT id FROM novelties WHERE last_seen < ?", (moment,)).fetchall()
-        return tuple(row["id"] for row in rows)
+    def last_seen_before(self, time: float) -> list[str]:
+        return [row["id"] for row in self._query("SELECT id FROM novelties WHERE last_seen < ?", time)]
 
-    # Writing: each is one transaction
+    # Writing: each method is one transaction
 
-    def insert(self, id: str, sighting: Sighting, now: float, look: Look) -> Entry:
-        """A new row; returns the entry as it would be read again."""
-        packed = packed_embedding(sighting.embedding)
-        values = answer_columns(sighting) | {
+    def insert(self, id: str, sighting: Sighting, now: float, info: ImageInfo) -> IndexEntry:
+        """Add a row; returns the entry as `entries` would return it."""
+        embedding = _pack_embedding(sighting.embedding)
+        values = _answer_columns(sighting) | {
             "id": id,
             "first_seen": now,
             "last_seen": now,
             "count": 1,
             "state": "new",
             "bytes": len(sighting.data),
-            "width": look.width,
-            "height": look.height,
-            "hash": look.hash.to_bytes(8, "big"),
-            "embedding": packed,
+            "width": info.width,
+            "height": info.height,
+            "hash": info.hash.to_bytes(8, "big"),
+            "embedding": embedding,
             "note": sighting.note,
         }
         names = ", ".join(values)
         marks = ", ".join(f":{name}" for name in values)
         self._write_seen(f"INSERT INTO novelties ({names}, seen) VALUES ({marks}, :seen)", values)
-        return Entry(id, "new", len(sighting.data), look.hash, unpacked_embedding(packed))
+        return IndexEntry(id, "new", len(sighting.data), info.hash, _unpack_embedding(embedding))
 
     def fold(self, id: str, sighting: Sighting, now: float, state: NoveltyState | None = None) -> None:
-        """One more sighting of a row; its answer replaces the one before, its note when it has one."""
-        answer = answer_columns(sighting)
+        """Count another sighting of a row. Its answer replaces the previous one, its note too if it has one."""
+        answer = _answer_columns(sighting)
         changes = ", ".join(f"{name} = :{name}" for name in answer)
         also = "note = coalesce(:note, note), state = coalesce(:state, state)"
         self._write_seen(
@@ -154,30 +177,34 @@ class InboxTable:
             answer | {"id": id, "now": now, "note": sighting.note, "state": state},
         )
 
-    def set_state(self, ids: Iterable[str], state: NoveltyState, was: Collection[NoveltyState] = STATES) -> list[str]:
-        """Change those of the ids that are in one of the states `was`; returns which."""
+    def set_state(self, ids: Iterable[str], state: NoveltyState, was: Collection[NoveltyState]) -> list[str]:
+        """Change those of the ids that are in one of the states `was`; returns them."""
         query = f"UPDATE novelties SET state = ? WHERE id IN {_IDS} AND state IN {_IDS} RETURNING id"
-        values = (state, json.dumps(list(ids)), json.dumps(list(was)))
-        with self._reported(), self._connection:
-            return [row["id"] for row in self._connection.execute(query, values).fetchall()]
+        with self._translate_errors(), self._connection:
+            rows = self._connection.execute(query, (state, json.dumps(list(ids)), json.dumps(list(was)))).fetchall()
+        return [row["id"] for row in rows]
 
     def delete(self, ids: Iterable[str]) -> None:
-        with self._reported(), self._connection:
+        with self._translate_errors(), self._connection:
             self._connection.executemany("DELETE FROM novelties WHERE id = ?", [(id,) for id in ids])
 
     def close(self) -> None:
-        with self._reported():
+        with self._translate_errors():
             self._connection.close()
 
     # Details
 
+    def _query(self, query: str, *values: object) -> list[sqlite3.Row]:
+        with self._translate_errors():
+            return self._connection.execute(query, values).fetchall()
+
     def _write_seen(self, statement: str, values: dict[str, Any]) -> None:
-        with self._reported(), self._connection:
+        with self._translate_errors(), self._connection:
             self._connection.execute(statement, values | {"seen": self._seen + 1})
         self._seen += 1
 
     @contextmanager
-    def _reported(self) -> Iterator[None]:
+    def _translate_errors(self) -> Iterator[None]:
         try:
             yield
         except sqlite3.Error as error:
@@ -185,7 +212,7 @@ class InboxTable:
 
 
 def _remedy(error: sqlite3.Error) -> str:
-    # The code's low byte is its family: SQLITE_BUSY_RECOVERY is a SQLITE_BUSY.
+    # The low byte of a code is its family: SQLITE_BUSY_RECOVERY is a SQLITE_BUSY.
     match getattr(error, "sqlite_errorcode", 0) & 0xFF:
         case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
             return "another process has this inbox open, give each server a data folder of its own"
@@ -193,3 +220,39 @@ def _remedy(error: sqlite3.Error) -> str:
             return "the file is damaged, move it away to start with an empty inbox"
         case _:
             return "check the data folder's space and rights"
+
+
+def _answer_columns(sighting: Sighting) -> dict[str, Any]:
+    """The columns that every sighting replaces. JSON has no NaN: such a value becomes that of a novel image."""
+    score = sighting.score
+    return {
+        "version": sighting.version,
+        "score": None if score is None or not math.isfinite(score) else float(score),
+        "calibrated_score": _finite(sighting.calibrated_score, 0.0),
+        "p_novel": _finite(sighting.p_novel, 1.0),
+        "nearest": json.dumps([[name, _finite(share, 0.0)] for name, share in sighting.nearest]),
+        "prediction_id": sighting.prediction_id,
+        "client": sighting.client,
+        "label": sighting.label,
+    }
+
+
+def _finite(value: float, otherwise: float) -> float:
+    return float(value) if math.isfinite(value) else otherwise
+
+
+def _novelty(row: sqlite3.Row) -> Novelty:
+    values = dict(row)
+    del values["seen"], values["hash"], values["embedding"]
+    values["nearest"] = [(name, share) for name, share in json.loads(values["nearest"])]
+    return Novelty(**values)
+
+
+def _pack_embedding(embedding: NDArray[np.float32] | None) -> bytes | None:
+    # Scaled to length 1, no number can overflow half precision.
+    vector = None if embedding is None else unit_vector(embedding)
+    return None if vector is None else vector.astype("<f2").tobytes()
+
+
+def _unpack_embedding(blob: bytes | None) -> NDArray[np.float32] | None:
+    return None if blob is None else unit_vector(np.frombuffer(blob, dtype="<f2"))

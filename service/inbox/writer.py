@@ -1,7 +1,7 @@
-"""The thread that fills the inbox, so that no request ever waits for its disk.
+"""The thread that adds sightings to the inbox, so that no request waits for its disk.
 
-**Every sighting that is offered ends in exactly one call: `on_kept` when it is new or folded, `on_drop` otherwise.**
-Nothing is raised into the service: a full disk costs novelties, never answers.
+**Every offered sighting ends in exactly one call: `on_added` when it is new or folded, `on_drop` otherwise.** No error
+reaches the service: a full disk loses novelties, never answers.
 """
 
 from __future__ import annotations
@@ -11,23 +11,19 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Literal
 
 from models.errors import OpenWorldError
-from service.inbox.records import Kept, Reason, Sighting
+from service.inbox.records import AddResult, DropReason, Sighting
 from service.inbox.store import Inbox
 
 log = logging.getLogger(__name__)
 
-# "queue": the queue was full, or closed; "error": the disk or the database did not take it.
-DropReason = Reason | Literal["queue", "error"]
-
-LOG_SECONDS = 60.0  # between two lines about errors: a full disk would otherwise fill up on its own log
-SWEEP_SECONDS = 60.0  # between two looks for what has aged out
+LOG_SECONDS = 60.0  # between two error messages: on a full disk, one per sighting would fill the log
+SWEEP_SECONDS = 60.0  # between two sweeps of old novelties
 
 
 class InboxWriter:
-    """A bounded queue before an inbox, and the one thread that empties it."""
+    """A bounded queue in front of an inbox, and the thread that empties it."""
 
     def __init__(
         self,
@@ -35,29 +31,29 @@ class InboxWriter:
         *,
         max_sightings: int = 64,
         max_bytes: int = 64 * 2**20,
-        on_kept: Callable[[Kept], None] = lambda kept: None,
+        on_added: Callable[[AddResult], None] = lambda result: None,
         on_drop: Callable[[DropReason], None] = lambda reason: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._inbox = inbox
         self._max_sightings, self._max_bytes = max_sightings, max_bytes
-        self._on_kept, self._on_drop = on_kept, on_drop
+        self._on_added, self._on_drop = on_added, on_drop
         self._clock = clock
         self._logged: float | None = None
-        self._silenced = 0
+        self._unlogged = 0
         self._swept = clock()
-        # Under this condition's lock, which is never held while anything slow happens:
+        # The condition's lock guards what follows, and is never held during slow work.
         self._changed = threading.Condition()
         self._queue: deque[Sighting] = deque()
-        self._bytes = 0  # of the queue, and of the one being added
+        self._bytes = 0  # of the queue, and of the sighting that is being added
         self._adding = False
         self._closed = False
-        # A daemon: a server that dies without closing must not be kept alive by its inbox.
+        # A daemon, so that it does not keep a process alive that ends without calling close.
         self._thread = threading.Thread(target=self._run, name="inbox-writer", daemon=True)
         self._thread.start()
 
     def offer(self, sighting: Sighting) -> bool:
-        """Hand over a sighting without waiting; False when it was dropped because the queue is full or closed."""
+        """Queue a sighting without waiting; False when it was dropped because the queue is full or closed."""
         size = len(sighting.data)
         with self._changed:
             full = len(self._queue) >= self._max_sightings or self._bytes + size > self._max_bytes
@@ -71,12 +67,12 @@ class InboxWriter:
         return taken
 
     def flush(self, timeout: float | None = None) -> bool:
-        """Wait until everything offered so far is done; False when that takes longer."""
+        """Wait until all queued sightings are added; False after the timeout."""
         with self._changed:
             return self._changed.wait_for(lambda: not (self._queue or self._adding), timeout)
 
     def close(self, timeout: float = 5.0) -> bool:
-        """Take nothing more, add what is queued, and stop; False when time ran out and the rest was dropped."""
+        """Accept no more sightings, add the queued ones and stop; False when the timeout dropped some."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -90,7 +86,7 @@ class InboxWriter:
             self._thread.join(timeout)  # it may be sweeping
         return drained
 
-    # The thread
+    # In the thread
 
     def _run(self) -> None:
         while True:
@@ -110,15 +106,15 @@ class InboxWriter:
 
     def _add(self, sighting: Sighting) -> None:
         try:
-            kept = self._inbox.add(sighting)
+            result = self._inbox.add(sighting)
         except Exception as error:
-            self._complain("a novel image could not be kept", error)
+            self._log("cannot add a novel image to the inbox", error)
             self._drop("error")
             return
-        if kept.reason is None:
-            self._call(lambda: self._on_kept(kept))
+        if result.reason is None:
+            self._call(lambda: self._on_added(result))
         else:
-            self._drop(kept.reason)
+            self._drop(result.reason)
 
     def _sweep(self) -> None:
         now = self._clock()
@@ -128,7 +124,7 @@ class InboxWriter:
         try:
             self._inbox.sweep()
         except Exception as error:
-            self._complain("the inbox could not be swept", error)
+            self._log("cannot remove old novelties from the inbox", error)
 
     def _drop(self, reason: DropReason) -> None:
         self._call(lambda: self._on_drop(reason))
@@ -137,14 +133,14 @@ class InboxWriter:
         try:
             callback()
         except Exception as error:
-            self._complain("counting a novel image failed", error)
+            self._log("cannot count a novel image", error)
 
-    def _complain(self, what: str, error: Exception) -> None:
+    def _log(self, what: str, error: Exception) -> None:
         now = self._clock()
         if self._logged is not None and now - self._logged < LOG_SECONDS:
-            self._silenced += 1
+            self._unlogged += 1
             return
-        more = f" ({self._silenced} more since the last such line)" if self._silenced else ""
-        self._logged, self._silenced = now, 0
-        # The errors of the store say all there is to say; of any other, a bug, the traceback is wanted.
+        more = f" ({self._unlogged} more since the last such message)" if self._unlogged else ""
+        self._logged, self._unlogged = now, 0
+        # An error of ours explains itself; any other is a bug and needs its traceback.
         log.error("%s: %s%s", what, error, more, exc_info=None if isinstance(error, OpenWorldError) else error)

@@ -20,7 +20,7 @@ class Recorder:
         if inbox is not None:
             self._inbox_writer = InboxWriter(
                 inbox,
-                on_kept=lambda kept: metrics.novelties_folded.inc(kept.outcome == "folded"),
+                on_added=lambda result: metrics.novelties_folded.inc(result.outcome == "folded"),
                 on_drop=lambda reason: metrics.novelties_dropped.labels(reason).inc(),
             )
 

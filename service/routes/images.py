@@ -1,6 +1,6 @@
-"""Stored images over HTTP, for privacy: who needs one, and removing one or all beyond an age.
+"""`/images`: what depends on a stored image, and erasure of one image or of all above an age.
 
-Images that tasks brought are kept because later tasks replay them. They go only when an operator says so.
+Submitted images are stored because later tasks replay them. Only an operator removes them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query
 
 from service.container import Container, ContainerDep
-from service.erasure import forget
 from service.errors import BadRequest, ImageInUse, NoQueue, NotFound
 from service.http.auth import OperateKey
 from service.http.problems import documented
@@ -25,8 +24,8 @@ log = logging.getLogger(__name__)
 router = APIRouter(tags=["operators"])
 
 ShaPath = Annotated[str, Path(pattern=r"^[0-9a-f]{64}$", description="the sha256 of the image's bytes")]
-# Not less than a day: a batch that is being handed in just now is named by no task yet.
-DaysQuery = Annotated[float, Query(ge=1, le=36500, allow_inf_nan=False, description="since a task last brought it")]
+# At least a day: the images of a batch are stored before its task exists.
+DaysQuery = Annotated[float, Query(ge=1, le=36500, allow_inf_nan=False, description="since a task last submitted it")]
 
 
 @router.get(
@@ -47,22 +46,22 @@ async def expired(container: ContainerDep, key: OperateKey, older_than_days: Day
 
 @router.delete(
     "/images",
-    summary="Remove images beyond an age that neither the current version nor an unfinished task needs",
+    summary="Remove images above an age that neither the current version nor an unfinished task uses",
     responses=documented(400, 401, 403, 409, 422, 503),
 )
 async def delete_expired(
     container: ContainerDep,
     key: OperateKey,
     older_than_days: DaysQuery,
-    confirm: Annotated[bool, Query(description="yes, remove them")] = False,
+    confirm: Annotated[bool, Query(description="must be true")] = False,
 ) -> RemovedImages:
-    """Older versions go on answering without them; a later task is learned with what is left."""
+    """Older versions keep answering without them; later tasks train on the remaining images."""
     if not confirm:
         raise BadRequest("this cannot be undone: look at GET /images/expired first, then add confirm=true")
     removed = await asyncio.to_thread(_retention(container).remove_expired, older_than_days)
-    novelties = await forget(container, [image.sha256 for image in removed])
+    novelties = await container.erase_images([image.sha256 for image in removed])
     log.info(
-        "%s removed %d images older than %g days, and %d novelties",
+        "'%s' removed %d images older than %g days and %d novelties",
         *(key.name, len(removed), older_than_days, novelties),
     )
     return _removed(removed, novelties)
@@ -70,11 +69,11 @@ async def delete_expired(
 
 @router.get(
     "/images/{sha256}",
-    summary="Where an image is kept, and who needs it",
+    summary="Where an image is stored, and what depends on it",
     responses=documented(401, 403, 404, 422, 503),
 )
 async def image(container: ContainerDep, key: OperateKey, sha256: ShaPath) -> ImageUses:
-    references, novel = await asyncio.to_thread(_look, container, sha256)
+    references, novel = await asyncio.to_thread(_references, container, sha256)
     if not (references.stored or novel or references.dependents):
         raise _unknown(sha256)
     return ImageUses(
@@ -92,24 +91,24 @@ async def image(container: ContainerDep, key: OperateKey, sha256: ShaPath) -> Im
 
 @router.delete(
     "/images/{sha256}",
-    summary="Remove an image, from the inbox as well",
+    summary="Remove an image, also from the inbox",
     responses=documented(401, 403, 404, 409, 422, 503),
 )
 async def delete(
     container: ContainerDep,
     key: OperateKey,
     sha256: ShaPath,
-    force: Annotated[bool, Query(description="even if versions or unfinished tasks need it")] = False,
+    force: Annotated[bool, Query(description="even if versions or unfinished tasks use it")] = False,
 ) -> RemovedImages:
-    """A version that has lost an image goes on answering; an unfinished task that has lost one fails."""
-    references, novel = await asyncio.to_thread(_look, container, sha256)
+    """A version without the image keeps answering; an unfinished task without it fails."""
+    references, novel = await asyncio.to_thread(_references, container, sha256)
     if not (references.stored or novel):
         raise _unknown(sha256)
     if references.dependents and not force:
-        raise ImageInUse("others need this image: add force=true to remove it all the same", references.dependents)
+        raise ImageInUse("this image is in use: add force=true to remove it", references.dependents)
     removed = await asyncio.to_thread(_retention(container).remove, sha256)
-    novelties = await forget(container, [sha256])
-    log.info("%s removed the image %s, which %d needed", key.name, sha256, len(references.dependents))
+    novelties = await container.erase_images([sha256])
+    log.info("'%s' removed image %s with %d dependents", key.name, sha256, len(references.dependents))
     return _removed(removed, novelties)
 
 
@@ -121,7 +120,7 @@ def _total_bytes(images: Iterable[StoredImage]) -> int:
     return sum(image.bytes for image in images)
 
 
-def _look(container: Container, sha256: str) -> tuple[ImageReferences, bool]:
+def _references(container: Container, sha256: str) -> tuple[ImageReferences, bool]:
     novel = container.inbox is not None and container.inbox.get(sha256) is not None
     return _retention(container).references(sha256), novel
 
@@ -129,10 +128,10 @@ def _look(container: Container, sha256: str) -> tuple[ImageReferences, bool]:
 def _retention(container: Container) -> Retention:
     try:
         queue = container.queue()
-    except NoQueue:  # nobody can hand in a task here; one that cannot be reached is another matter, and an error
+    except NoQueue:  # this server accepts no tasks; a queue that is unreachable is an error
         return Retention(container.active_version.store)
     return Retention(container.active_version.store, queue.unfinished_images)
 
 
 def _unknown(sha256: str) -> NotFound:
-    return NotFound(f"image {sha256} is not kept here: it was removed, or never brought by a task")
+    return NotFound(f"image {sha256} is not stored: it was removed, or no task submitted it")

@@ -1,4 +1,4 @@
-"""The novelty inbox over HTTP: what labellers look at, put aside, and bring back."""
+"""`/novelties`: list, show, dismiss, restore and delete the inbox's novelties, and report wrong predictions."""
 
 from __future__ import annotations
 
@@ -8,17 +8,16 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Path, Query, Request, Response
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from pydantic import AwareDatetime
 
-from service.container import Container, ContainerDep
-from service.erasure import forget
+from service.container import ContainerDep
 from service.errors import NotFound
 from service.http.auth import LabelKey
 from service.http.image_responses import picture_response, unchanged
 from service.http.problems import documented
-from service.inbox import Group, Inbox, Kept, Novelty, Only, Sighting
-from service.inbox.thumbnails import LARGEST, SMALLEST
+from service.inbox import Group, Inbox, Novelty, NoveltyFilter
+from service.inbox.thumbnails import MAX_SIZE, MIN_SIZE
 from service.wire.novelties import (
     Changed,
     GroupOrder,
@@ -36,115 +35,112 @@ from service.wire.predictions import Nearest
 
 router = APIRouter(tags=["labellers"])
 
-IdPath = Annotated[str, Path(max_length=128, description="a novelty's id")]
-StateQuery = Annotated[NoveltyState, Query(description="what people did with them")]
-LimitQuery = Annotated[int, Query(ge=1, le=200)]
-_PICTURE: dict[str, Any] = {"content": {"image/jpeg": {}, "image/png": {}, "image/webp": {}}}
 
-
-def inbox_of(container: Container) -> Inbox:
+async def get_inbox(container: ContainerDep) -> Inbox:
     if container.inbox is None:
         raise NotFound(
-            "this server keeps no novel images: OPENWORLD_SERVE_INBOX turns it off, or another server of this data "
-            "folder has the inbox"
+            "this server has no inbox: OPENWORLD_SERVE_INBOX turns it off, or another server of this data folder has "
+            "it open"
         )
     return container.inbox
 
 
+InboxDep = Annotated[Inbox, Depends(get_inbox)]
+IdPath = Annotated[str, Path(max_length=128, description="a novelty's id")]
+StateQuery = Annotated[NoveltyState, Query(description="only novelties in this state")]
+LimitQuery = Annotated[int, Query(ge=1, le=200)]
+_IMAGE: dict[str, Any] = {"content": {"image/jpeg": {}, "image/png": {}, "image/webp": {}}}
+
+
 @router.get("/novelties", summary="Novel images, last seen first", responses=documented(401, 403, 404, 422))
 async def novelties(
-    container: ContainerDep,
     key: LabelKey,
+    inbox: InboxDep,
     state: StateQuery = "new",
     limit: LimitQuery = 50,
-    before: Annotated[int | None, Query(ge=0, le=2**63 - 1, description="`next_cursor` of the page before")] = None,
-    group: Annotated[str | None, Query(max_length=128, description="only those that look alike")] = None,
-    version: Annotated[int | None, Query(ge=0, le=10**12, description="only those it answered")] = None,
-    client: Annotated[str | None, Query(max_length=64, description="only those that this key sent")] = None,
-    since: Annotated[AwareDatetime | None, Query(description="only those last seen since, with its time zone")] = None,
+    before: Annotated[int | None, Query(ge=0, le=2**63 - 1, description="`next_cursor` of the previous page")] = None,
+    group: Annotated[str | None, Query(max_length=128, description="only novelties of this group")] = None,
+    version: Annotated[int | None, Query(ge=0, le=10**12, description="only answers of this version")] = None,
+    client: Annotated[str | None, Query(max_length=64, description="only images that this key sent")] = None,
+    since: Annotated[AwareDatetime | None, Query(description="only last seen since then, with a time zone")] = None,
 ) -> Novelties:
-    """A cursor stays good while others come and go; one that is seen again moves to the front."""
-    inbox = inbox_of(container)
-    only = Only(group, version, client, None if since is None else since.timestamp())
+    """A cursor stays valid while novelties come and go; a novelty that is seen again moves to the front."""
+    only = NoveltyFilter(group, version, client, None if since is None else since.timestamp())
     page = await asyncio.to_thread(inbox.list, state, limit, before, only)
     return Novelties.model_construct(items=[_novelty(one) for one in page.items], next_cursor=page.next_cursor)
 
 
-@router.get("/novelties/groups", summary="Novel images by likeness", responses=documented(401, 403, 404, 422))
+@router.get(
+    "/novelties/groups", summary="Novel images, grouped by similarity", responses=documented(401, 403, 404, 422)
+)
 async def groups(
-    container: ContainerDep,
     key: LabelKey,
+    inbox: InboxDep,
     state: StateQuery = "new",
     order: Annotated[GroupOrder, Query(description="largest (then newest) first, or newest first")] = "largest",
     limit: LimitQuery = 50,
     before: Annotated[
-        str | None, Query(pattern=r"^[0-9]{1,18}\.[0-9]{1,18}$", description="`next_cursor` of the page before")
+        str | None, Query(pattern=r"^[0-9]{1,18}\.[0-9]{1,18}$", description="`next_cursor` of the previous page")
     ] = None,
 ) -> NoveltyGroups:
-    """A group does not reshuffle while somebody labels it: what is in it stays, and new ones join."""
-    inbox = inbox_of(container)
+    """Groups do not change while a person labels them: their members stay, and new ones join."""
     page = await asyncio.to_thread(inbox.groups, state, limit, before, order)
     return NoveltyGroups.model_construct(items=[_group(one) for one in page.items], next_cursor=page.next_cursor)
 
 
 @router.post(
-    "/novelties/dismiss", summary="Put novelties aside: new to dismissed", responses=documented(400, 401, 403, 404, 422)
+    "/novelties/dismiss", summary="Dismiss novelties: new to dismissed", responses=documented(400, 401, 403, 404, 422)
 )
-async def dismiss(container: ContainerDep, key: LabelKey, body: NoveltyIds) -> Changed:
-    """More of the same folds into them silently. 404 when not one of them is there."""
-    return await _move(container, body.ids, "new", "dismissed")
+async def dismiss(key: LabelKey, inbox: InboxDep, body: NoveltyIds) -> Changed:
+    """Similar images fold into them and do not appear again. 404 when none of the novelties exists."""
+    return await _set_state(inbox, body.ids, "new", "dismissed")
 
 
 @router.post(
     "/novelties/restore",
-    summary="Bring novelties back: dismissed to new",
+    summary="Restore novelties: dismissed to new",
     responses=documented(400, 401, 403, 404, 422),
 )
-async def restore(container: ContainerDep, key: LabelKey, body: NoveltyIds) -> Changed:
-    """404 when not one of them is there."""
-    return await _move(container, body.ids, "dismissed", "new")
+async def restore(key: LabelKey, inbox: InboxDep, body: NoveltyIds) -> Changed:
+    """404 when none of the novelties exists."""
+    return await _set_state(inbox, body.ids, "dismissed", "new")
 
 
-async def _move(container: Container, ids: Sequence[str], was: NoveltyState, state: NoveltyState) -> Changed:
-    moved = await asyncio.to_thread(inbox_of(container).move, ids, was, state)
-    if len(moved.missing) == len(set(ids)):
-        raise NotFound("not one of these novelties is in the inbox: they were deleted, or have aged out")
-    return Changed(changed=list(moved.moved), missing=list(moved.missing))
+async def _set_state(inbox: Inbox, ids: Sequence[str], was: NoveltyState, state: NoveltyState) -> Changed:
+    change = await asyncio.to_thread(inbox.set_state, ids, state, was)
+    if len(change.missing) == len(set(ids)):
+        raise NotFound("none of these novelties is in the inbox: they were deleted or have aged out")
+    return Changed(changed=list(change.changed), missing=list(change.missing))
 
 
 @router.post(
     "/novelties",
-    summary="That answer is wrong, or that is novel: put recent predictions into the inbox",
+    summary="Report recent predictions as wrong or novel: put their images into the inbox",
     responses=documented(400, 401, 403, 404, 422),
 )
-async def keep(container: ContainerDep, key: LabelKey, body: WrongPredictions) -> KeptPredictions:
-    """The image itself is kept as new, whatever it was answered. 404 when this server has not one of them any more."""
-    inbox = inbox_of(container)
+async def keep(container: ContainerDep, key: LabelKey, inbox: InboxDep, body: WrongPredictions) -> KeptPredictions:
+    """The image becomes a new novelty, whatever the answer was. 404 when this server has none of the predictions."""
     ids = list(dict.fromkeys(body.prediction_ids))
     found = [replace(one, note=body.note) for id in ids if (one := container.recent.get(id)) is not None]
     if not found:
         raise NotFound(
-            "this server has none of these predictions any more: only the last ones are kept, by the server that "
-            "answered (OPENWORLD_SERVE_RECENT_BYTES)"
+            "this server has none of these predictions: only the server that answered has them, and only the last "
+            "ones (OPENWORLD_SERVE_RECENT_BYTES)"
         )
-    kept = await asyncio.to_thread(_keep, inbox, found)
-    had = {one.prediction_id for one in found}
-    answers = [
+    results = await asyncio.to_thread(lambda: [inbox.add(one, requested=True) for one in found])
+    kept = [
         KeptPrediction(
             prediction_id=one.prediction_id, novelty_id=result.id, outcome=result.outcome, reason=result.reason
         )
-        for one, result in zip(found, kept, strict=True)
+        for one, result in zip(found, results, strict=True)
     ]
-    return KeptPredictions(kept=answers, missing=[id for id in ids if id not in had])
-
-
-def _keep(inbox: Inbox, sightings: Sequence[Sighting]) -> list[Kept]:
-    return [inbox.add(sighting, asked=True) for sighting in sightings]
+    existing = {one.prediction_id for one in found}
+    return KeptPredictions(kept=kept, missing=[id for id in ids if id not in existing])
 
 
 @router.get("/novelties/{id}", summary="One novelty", responses=documented(401, 403, 404, 422))
-async def novelty(container: ContainerDep, key: LabelKey, id: IdPath) -> NoveltyAnswer:
-    found = await asyncio.to_thread(inbox_of(container).get, id)
+async def novelty(key: LabelKey, inbox: InboxDep, id: IdPath) -> NoveltyAnswer:
+    found = await asyncio.to_thread(inbox.get, id)
     if found is None:
         raise _unknown(id)
     return _novelty(found)
@@ -153,13 +149,12 @@ async def novelty(container: ContainerDep, key: LabelKey, id: IdPath) -> Novelty
 @router.delete(
     "/novelties/{id}",
     status_code=204,
-    summary="Forget a novelty, its image too",
+    summary="Delete a novelty and its image",
     responses=documented(401, 403, 404, 422),
 )
-async def delete(container: ContainerDep, key: LabelKey, id: IdPath) -> None:
-    """Also out of the recent predictions. A copy that was handed in with a task stays: see DELETE /images/{sha256}."""
-    inbox_of(container)
-    if not await forget(container, [id]):
+async def delete(container: ContainerDep, key: LabelKey, inbox: InboxDep, id: IdPath) -> None:
+    """Also from the recent predictions. A copy that a task submitted stays: see DELETE /images/{sha256}."""
+    if not await container.erase_images([id]):
         raise _unknown(id)
 
 
@@ -167,17 +162,17 @@ async def delete(container: ContainerDep, key: LabelKey, id: IdPath) -> None:
     "/novelties/{id}/image",
     summary="The image as it was sent",
     response_class=Response,
-    responses={200: _PICTURE, 304: {"description": "unchanged"}, **documented(401, 403, 404, 422)},
+    responses={200: _IMAGE, 304: {"description": "unchanged"}, **documented(401, 403, 404, 422)},
 )
-async def image(request: Request, container: ContainerDep, key: LabelKey, id: IdPath) -> Response:
-    data = await asyncio.to_thread(inbox_of(container).read_image, id)
+async def image(request: Request, key: LabelKey, inbox: InboxDep, id: IdPath) -> Response:
+    data = await asyncio.to_thread(inbox.read_image, id)
     etag = f'"{id}"'
     return unchanged(request, etag) or picture_response(data, id[:12], etag)
 
 
 @router.get(
     "/novelties/{id}/thumbnail",
-    summary="A small JPEG of it, upright",
+    summary="A small JPEG of the image, upright",
     response_class=Response,
     responses={
         200: {"content": {"image/jpeg": {}}},
@@ -189,16 +184,16 @@ async def thumbnail(
     request: Request,
     container: ContainerDep,
     key: LabelKey,
+    inbox: InboxDep,
     id: IdPath,
-    size: Annotated[int, Query(ge=SMALLEST, le=LARGEST, description="pixels of the longer side, at most")] = 256,
+    size: Annotated[int, Query(ge=MIN_SIZE, le=MAX_SIZE, description="maximum of the longer side, in pixels")] = 256,
 ) -> Response:
-    inbox = inbox_of(container)
-    # Whatever is cached here or there: what was deleted is gone.
+    # Even when the client or this server has it cached: a deleted image must not be shown.
     if await asyncio.to_thread(inbox.get, id) is None:
         raise _unknown(id)
     etag = f'"{id}-{size}"'
-    if (same := unchanged(request, etag)) is not None:
-        return same
+    if (not_modified := unchanged(request, etag)) is not None:
+        return not_modified
     data = await container.thumbnails.get(id, size, inbox.read_image)
     return picture_response(data, f"{id[:12]}-{size}", etag)
 

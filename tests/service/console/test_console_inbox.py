@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from service.inbox import Inbox, InboxLimits
-from tests.service.inbox.test_groups import direction
-from tests.service.inbox.test_inbox import sighting
 from tests.support.browsers import playwright, visit
 from tests.support.console import dismiss_all, image_buttons, new_novelties, send_novel_images, try_image
 from tests.support.images import make_image
+from tests.support.inbox import random_direction, sighting
 from tests.support.learning_loop import Loop
 from tests.support.servers import known_image, running_server, wait_until
 
@@ -102,7 +101,7 @@ def test_only_images_near_the_viewport_are_in_the_page(browser: Any, tmp_path: P
     limits = InboxLimits(rate=1e6, burst=10**6)
     with contextlib.closing(Inbox(tmp_path / "robot", limits)) as filled:
         for number in range(count):
-            filled.add(sighting(make_image(number), number, direction(number, 64)))
+            filled.add(sighting(make_image(number), number, random_direction(number, 64)))
         groups = len(filled.groups("new", count, None, "largest").items)
     with running_server(tmp_path / "robot", threads=1) as server, visit(browser, server.url) as visiting:
         page = visiting.open("inbox")

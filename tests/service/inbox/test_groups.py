@@ -1,7 +1,5 @@
-"""Likeness groups: every novelty is in exactly one, and stays there while somebody labels them."""
+"""Every novelty is in exactly one group of similar novelties, and stays there."""
 
-import contextlib
-import sqlite3
 from collections import Counter
 from pathlib import Path
 
@@ -9,43 +7,47 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
-from service.inbox import Inbox, Only
-from service.inbox.group_pages import cut
-from service.inbox.groups import CLOSE, CLOSE_BITS, LikenessGroups
-from service.inbox.likeness import unit
-from service.inbox.rows import Listed
-from tests.service.inbox.test_inbox import Clock, open_inbox, sighting
+from service.inbox import Inbox, NoveltyFilter
+from service.inbox.index import GROUP_BITS, GROUP_COSINE, NoveltyIndex, SimilarityGroups, page_of_groups
+from service.inbox.records import IndexEntry, ListedNovelty
+from service.inbox.similarity import unit_vector
 from tests.support.images import make_image
-
-Vector = NDArray[np.float32]
-
-
-def direction(seed: int, length: int = 8) -> Vector:
-    vector = unit(np.random.default_rng(seed).normal(size=length))
-    assert vector is not None
-    return vector
+from tests.support.inbox import Clock, Vector, clusters, open_inbox, random_direction, sighting
 
 
-def clusters(classes: int, each: int, dimensions: int, spread: float, seed: int = 0) -> list[tuple[int, Vector]]:
-    """Shuffled (class, embedding), sparse and positive as pooled features are.
+def test_the_index_finds_the_nearest_similar_entry_while_entries_are_added_and_removed() -> None:
+    generator = np.random.default_rng(0)
+    index = NoveltyIndex(3000)
+    entries: dict[str, tuple[int, Vector | None, bool]] = {}
+    for step in range(3000):
+        if entries and generator.random() < 0.3:
+            gone = str(generator.choice(list(entries)))
+            index.remove(gone)
+            del entries[gone]
+            continue
+        # Few bits and few directions, so that similar entries are common.
+        length = int(generator.integers(0, 4))
+        vector = unit_vector(generator.choice([-1.0, 1.0], length)) if length else None
+        hash, foldable = int(generator.integers(0, 2**12)) << 50, bool(generator.random() < 0.8)
+        wanted = [
+            (hash ^ other).bit_count()
+            for other, direction, other_foldable in entries.values()
+            if other_foldable
+            and (hash ^ other).bit_count() <= 2
+            and (vector is None or direction is None or len(vector) != len(direction) or vector @ direction >= 0.9)
+        ]
+        found = index.find_similar(hash, vector, 2, 0.9)
+        assert (found is None) == (not wanted)
+        if found is not None:
+            assert (hash ^ entries[found][0]).bit_count() == min(wanted)
+        index.add(IndexEntry(str(step), "new" if foldable else "labelled", 10, hash, vector))
+        entries[str(step)] = (hash, vector, foldable)
+    assert len(index) == len(entries)
+    assert index.bytes == 10 * len(entries)
 
-    With a spread of 0.3 the cosines are 0.71 within a class and 0.19 between two; of Grocery photos, 0.64 and 0.22.
-    """
-    rng = np.random.default_rng(seed)
-    centres = rng.gamma(0.15, 1.0, (classes, dimensions))
-    out = []
-    for number in rng.permutation(classes * each):
-        c = int(number) % classes
-        own = rng.gamma(1 / spread, spread, dimensions)
-        vector = unit(centres[c] * own + rng.gamma(0.15, 0.5, dimensions))
-        assert vector is not None
-        out.append((c, vector))
-    return out
 
-
-# The partition
+# Groups
 
 
 STEPS = st.lists(
@@ -61,29 +63,29 @@ STEPS = st.lists(
 
 @settings(max_examples=200, deadline=None)
 @given(STEPS)
-def test_every_entry_is_in_exactly_one_group_and_stays_there(steps: list[tuple[str, int, int | None, int]]) -> None:
-    groups, there, first = LikenessGroups(), {}, {}
+def test_every_novelty_stays_in_exactly_one_group(steps: list[tuple[str, int, int | None, int]]) -> None:
+    groups, embeddings, first = SimilarityGroups(12), {}, {}
     for step, number, length, seed in steps:
         id = f"entry {number}"
-        if step == "add" and id not in there:
-            embedding = None if length is None else direction(seed, length)
-            there[id] = embedding
+        if step == "add" and id not in embeddings:
+            embedding = None if length is None else random_direction(seed, length)
+            embeddings[id] = embedding
             first[id] = groups.add(id, seed * 0x1111_1111_1111, embedding)
-        elif step == "remove" and id in there:
-            groups.remove(id, there.pop(id))
+        elif step == "remove" and id in embeddings:
+            groups.remove(id, embeddings.pop(id))
             del first[id]
-        assert {id: groups.of(id) for id in there} == first
+        assert {id: groups.group_of(id) for id in embeddings} == first
         members = [member for group in set(first.values()) for member in groups.members(group)]
-        assert sorted(members) == sorted(there)
+        assert sorted(members) == sorted(embeddings)
         assert len(groups) == len(set(first.values()))
 
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 5), st.floats(0.01, 0.6)), min_size=1, max_size=60))
-def test_a_groups_direction_is_the_mean_of_its_members(picks: list[tuple[int, float]]) -> None:
-    groups, vectors = LikenessGroups(), {}
+def test_a_groups_vector_is_the_sum_of_its_members(picks: list[tuple[int, float]]) -> None:
+    groups, vectors = SimilarityGroups(100), {}
     for number, (seed, noise) in enumerate(picks):
-        vector = unit(direction(seed) + noise * direction(100 + number))
+        vector = unit_vector(random_direction(seed) + noise * random_direction(100 + number))
         assert vector is not None
         vectors[f"{number}"] = vector
         groups.add(f"{number}", 0, vector)
@@ -91,63 +93,63 @@ def test_a_groups_direction_is_the_mean_of_its_members(picks: list[tuple[int, fl
         groups.remove(id, vectors.pop(id))
     for name, row in groups._row.items():
         expected = sum(vectors[id] for id in groups.members(name))
-        np.testing.assert_allclose(groups._sums[row], expected, atol=1e-5)
+        np.testing.assert_allclose(groups._vectors[row], expected, atol=1e-5)
         np.testing.assert_allclose(groups._norms[row], np.linalg.norm(expected), rtol=1e-4)
 
 
-def test_an_entry_joins_the_nearest_group_that_is_near_enough() -> None:
+def test_a_novelty_joins_the_nearest_group_within_the_threshold() -> None:
     axes = np.eye(4, dtype=np.float32)
-    for cosine, expected in ((0.99, "axis 2"), (CLOSE + 0.01, "axis 2"), (CLOSE - 0.01, "entry")):
-        groups = LikenessGroups()
+    for cosine, expected in ((0.99, "axis 2"), (GROUP_COSINE + 0.01, "axis 2"), (GROUP_COSINE - 0.01, "entry")):
+        groups = SimilarityGroups(100)
         assert [groups.add(f"axis {i}", 0, axes[i]) for i in range(3)] == ["axis 0", "axis 1", "axis 2"]
-        between = unit(0.1 * axes[0] + axes[3])
+        between = unit_vector(0.1 * axes[0] + axes[3])
         assert between is not None
-        entry = unit(cosine * axes[2] + np.sqrt(1 - cosine**2) * between)
+        entry = unit_vector(cosine * axes[2] + np.sqrt(1 - cosine**2) * between)
         assert groups.add("entry", 0, entry) == expected
         assert "entry" in groups.members(expected)
-    assert groups.members("nobody") == ()
+    assert groups.members("unknown") == ()
 
 
-def test_without_an_embedding_the_first_members_hash_decides() -> None:
-    groups = LikenessGroups()
+def test_without_an_embedding_the_hash_of_the_first_member_decides() -> None:
+    groups = SimilarityGroups(100)
     assert groups.add("a", 0, None) == "a"
-    assert groups.add("b", (1 << CLOSE_BITS) - 1, None) == "a"
-    # As far from `a` as one more bit: that it is near to `b` does not count, or groups would creep.
-    assert groups.add("c", (1 << (CLOSE_BITS + 1)) - 1, None) == "c"
-    assert groups.add("seen", 0xFFFF_0000_0000, direction(1)) == "seen"
+    assert groups.add("b", (1 << GROUP_BITS) - 1, None) == "a"
+    # One bit too far from `a`. That `b` is near does not count, or groups would drift.
+    assert groups.add("c", (1 << (GROUP_BITS + 1)) - 1, None) == "c"
+    assert groups.add("seen", 0xFFFF_0000_0000, random_direction(1)) == "seen"
     assert groups.add("d", 0xFFFF_0000_0001, None) == "seen"
-    # With an embedding, hashes are not asked.
-    assert groups.add("e", 0, -direction(1)) == "e"
+    # With an embedding, hashes are not compared.
+    assert groups.add("e", 0, -random_direction(1)) == "e"
 
 
 def test_embeddings_of_another_length_are_never_compared() -> None:
-    groups = LikenessGroups()
-    groups.add("short", 0, direction(1, 4))
-    padded = np.concatenate([direction(1, 4), np.zeros(4, np.float32)])
+    groups = SimilarityGroups(100)
+    groups.add("short", 0, random_direction(1, 4))
+    padded = np.concatenate([random_direction(1, 4), np.zeros(4, np.float32)])
     assert groups.add("long", 0, padded) == "long"
-    assert groups.add("short again", 0, direction(1, 4)) == "short"
+    assert groups.add("short again", 0, random_direction(1, 4)) == "short"
 
 
-def test_a_group_keeps_its_name_when_its_founder_goes_and_the_founder_finds_it_again() -> None:
-    groups = LikenessGroups()
-    north, south = direction(1), -direction(1)
-    groups.add("founder", 0, north)
+def test_a_group_keeps_its_id_without_its_first_member_which_may_join_again() -> None:
+    groups = SimilarityGroups(100)
+    north, south = random_direction(1), -random_direction(1)
+    groups.add("first", 0, north)
     groups.add("second", 0, north)
-    groups.remove("founder", north)
-    assert groups.add("third", 0, north) == "founder"
-    assert groups.add("founder", 0, south) == "founder"
-    assert groups.members("founder") == ("second", "third", "founder")
+    groups.remove("first", north)
+    assert groups.add("third", 0, north) == "first"
+    assert groups.add("first", 0, south) == "first"
+    assert groups.members("first") == ("second", "third", "first")
 
 
 def test_groups_of_pooled_features_are_nearly_pure() -> None:
-    pictures = clusters(classes=30, each=40, dimensions=256, spread=0.3)
-    groups = LikenessGroups()
+    images = clusters(classes=30, each=40, dimensions=256, spread=0.3)
+    groups = SimilarityGroups(len(images))
     label = {}
-    for number, (c, vector) in enumerate(pictures):
+    for number, (c, vector) in enumerate(images):
         label[f"{number}"] = c
         groups.add(f"{number}", 0, vector)
-    most = [Counter(label[id] for id in groups.members(name)).most_common(1)[0][1] for name in groups._names]
-    assert sum(most) / len(pictures) > 0.97
+    most = [Counter(label[id] for id in groups.members(name)).most_common(1)[0][1] for name in groups._ids]
+    assert sum(most) / len(images) > 0.97
     assert 30 <= len(groups) <= 150
 
 
@@ -155,13 +157,13 @@ def test_groups_of_pooled_features_are_nearly_pure() -> None:
 
 
 def add(inbox: Inbox, number: int, embedding: Vector | None = None) -> str:
-    kept = inbox.add(sighting(make_image(number), number, None if embedding is None else list(embedding)))
-    assert kept.outcome == "new"
-    assert kept.id is not None
-    return kept.id
+    result = inbox.add(sighting(make_image(number), number, None if embedding is None else list(embedding)))
+    assert result.outcome == "new"
+    assert result.id is not None
+    return result.id
 
 
-def test_an_inbox_opened_again_has_the_same_groups(tmp_path: Path) -> None:
+def test_a_reopened_inbox_has_the_same_groups(tmp_path: Path) -> None:
     def seen(inbox: Inbox) -> list[tuple[str, tuple[str, ...]]]:
         return [(group.id, group.ids) for group in inbox.groups(limit=200).items]
 
@@ -171,25 +173,25 @@ def test_an_inbox_opened_again_has_the_same_groups(tmp_path: Path) -> None:
         before = seen(inbox)
     with open_inbox(tmp_path) as inbox:
         assert seen(inbox) == before
-        inbox.delete(before[0][0])
+        inbox.delete([before[0][0]])
         left = dict(seen(inbox))[before[0][0]]
         assert left == before[0][1][:-1]
     with open_inbox(tmp_path) as inbox:
-        # Named after the eldest that is left, and with the same members.
+        # The id is that of the oldest remaining member, and the members are the same.
         renamed = next((id, ids) for id, ids in seen(inbox) if set(ids) == set(left))
         assert renamed[0] == left[-1]
 
 
-def test_groups_show_the_newest_of_a_state(tmp_path: Path) -> None:
+def test_groups_list_the_newest_members_of_a_state(tmp_path: Path) -> None:
     clock = Clock()
     with open_inbox(tmp_path, clock, rate=1e6, burst=10**6) as inbox:
         large, small = [], []
         for number in range(12):
             clock.now += 1
-            large.append(add(inbox, number, direction(1)))
+            large.append(add(inbox, number, random_direction(1)))
         for number in range(20, 23):
             clock.now += 1
-            small.append(add(inbox, number, -direction(1)))
+            small.append(add(inbox, number, -random_direction(1)))
         first, second = inbox.groups().items
         assert (first.id, first.size, first.newest_seen) == (large[0], 12, 1_000_012.0)
         assert first.ids == tuple(large[::-1])
@@ -201,9 +203,9 @@ def test_groups_show_the_newest_of_a_state(tmp_path: Path) -> None:
         assert [(group.id, group.size) for group in inbox.groups().items] == [(small[0], 3), (large[0], 1)]
         assert [(group.id, group.size) for group in inbox.groups("dismissed").items] == [(large[0], 11)]
         assert inbox.groups("labelled").items == ()
-        page = inbox.list(only=Only(group=small[0]))
+        page = inbox.list(only=NoveltyFilter(group=small[0]))
         assert [item.id for item in page.items] == small[::-1]
-        assert inbox.list(only=Only(group="nobody")).items == ()
+        assert inbox.list(only=NoveltyFilter(group="unknown")).items == ()
 
 
 def test_an_empty_inbox_has_no_groups(tmp_path: Path) -> None:
@@ -215,41 +217,26 @@ def test_an_empty_inbox_has_no_groups(tmp_path: Path) -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.integers(1, 4), max_size=12), st.sampled_from(["largest", "newest"]), st.integers(1, 5))
-def test_pages_show_every_group_once_in_order(sizes: list[int], order: str, limit: int) -> None:
+def test_pages_list_every_group_once_in_order(sizes: list[int], order: str, limit: int) -> None:
     rng = np.random.default_rng(sum(sizes))
     numbers = iter(rng.permutation(sum(sizes)).tolist())
     groups = {}
     for name, size in enumerate(sizes):
         seen = sorted((next(numbers) for _ in range(size)), reverse=True)
-        groups[f"{name}"] = [Listed(f"{one}", one, float(one)) for one in seen]
+        groups[f"{name}"] = [ListedNovelty(f"{one}", one, float(one)) for one in seen]
     shown, before = [], None
     while True:
-        page, before = cut(groups, order, limit, before)  # type: ignore[arg-type]
+        page, before = page_of_groups(groups, order, limit, before)  # type: ignore[arg-type]
         assert len(page) <= limit
         shown += page
         if before is None:
             break
-    assert sorted(group.id for group in shown) == sorted(groups)
-    keys = [(len(group.members) if order == "largest" else 0, group.members[0].seen) for group in shown]
+    assert sorted(group for group, _ in shown) == sorted(groups)
+    keys = [(len(members) if order == "largest" else 0, members[0].seen) for _, members in shown]
     assert keys == sorted(keys, reverse=True)
 
 
 @pytest.mark.parametrize("cursor", ["", "5", "a.b", "1.-2", "1.2.3"])
-def test_a_cursor_that_is_none_is_refused(cursor: str) -> None:
+def test_an_invalid_cursor_is_refused(cursor: str) -> None:
     with pytest.raises(ValueError, match="not a cursor"):
-        cut({}, "largest", 5, cursor)
-
-
-def test_an_inbox_of_the_first_schema_is_taken_over(tmp_path: Path) -> None:
-    with open_inbox(tmp_path) as inbox:
-        id = add(inbox, 1, direction(1))
-    with contextlib.closing(sqlite3.connect(tmp_path / "inbox" / "inbox.sqlite3")) as connection:
-        connection.execute("ALTER TABLE novelties DROP COLUMN label")
-        connection.execute("ALTER TABLE novelties DROP COLUMN note")
-        connection.execute("PRAGMA user_version = 1")
-    with open_inbox(tmp_path) as inbox:
-        found = inbox.get(id)
-        assert found is not None
-        assert (found.label, found.note, found.group) == (None, None, id)
-        add(inbox, 2, direction(1))
-        assert inbox.groups().items[0].size == 2
+        page_of_groups({}, "largest", 5, cursor)

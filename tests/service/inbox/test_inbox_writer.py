@@ -1,4 +1,4 @@
-"""The writer never blocks and never raises, and accounts for every sighting."""
+"""The writer never blocks, never raises, and reports every sighting once."""
 
 import contextlib
 import logging
@@ -11,33 +11,33 @@ from pathlib import Path
 import pytest
 
 from models.errors import StoreError
-from service.inbox import DropReason, Inbox, InboxLimits, InboxWriter, Kept, Sighting
-from tests.service.inbox.test_inbox import Clock, sighting
+from service.inbox import AddResult, DropReason, Inbox, InboxLimits, InboxWriter, Sighting
 from tests.support.images import make_image
+from tests.support.inbox import Clock, sighting
 
-SECONDS = 10  # longer than anything here takes; a test that waits so long has failed
+SECONDS = 10  # a test that waits this long has failed
 
 
-class Account:
-    """What the writer said of each sighting."""
+class Reports:
+    """What the writer reports of each sighting."""
 
     def __init__(self) -> None:
-        self.kept: list[Kept] = []
+        self.added: list[AddResult] = []
         self.dropped: list[DropReason] = []
 
     @property
     def outcomes(self) -> list[str]:
-        return [kept.outcome for kept in self.kept]
+        return [result.outcome for result in self.added]
 
 
 class SlowInbox(Inbox):
-    """Its disk does not answer until `release` is set."""
+    """`add` blocks until `release` is set."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root, InboxLimits())
         self.entered, self.release = threading.Event(), threading.Event()
 
-    def add(self, sighting: Sighting) -> Kept:
+    def add(self, sighting: Sighting) -> AddResult:
         self.entered.set()
         assert self.release.wait(SECONDS)
         return super().add(sighting)
@@ -48,13 +48,13 @@ class BrokenInbox(Inbox):
         super().__init__(root, InboxLimits())
         self.error = error
 
-    def add(self, sighting: Sighting) -> Kept:
+    def add(self, sighting: Sighting) -> AddResult:
         raise self.error
 
 
 @pytest.fixture
-def account() -> Account:
-    return Account()
+def reports() -> Reports:
+    return Reports()
 
 
 @pytest.fixture
@@ -70,54 +70,54 @@ def slow(tmp_path: Path) -> Iterator[SlowInbox]:
         inbox.release.set()
 
 
-def writer_of(inbox: Inbox, account: Account, **options: int | Clock) -> InboxWriter:
-    return InboxWriter(inbox, on_kept=account.kept.append, on_drop=account.dropped.append, **options)  # type: ignore
+def writer_of(inbox: Inbox, reports: Reports, **options: int | Clock) -> InboxWriter:
+    return InboxWriter(inbox, on_added=reports.added.append, on_drop=reports.dropped.append, **options)  # type: ignore
 
 
-def test_what_is_offered_is_in_the_inbox_and_accounted_for(inbox: Inbox, account: Account) -> None:
-    writer = writer_of(inbox, account)
-    for data in (make_image(1), make_image(2), make_image(1), b"not a picture", *(make_image(n) for n in range(3, 8))):
+def test_every_offered_sighting_is_added_or_reported_as_dropped(inbox: Inbox, reports: Reports) -> None:
+    writer = writer_of(inbox, reports)
+    for data in (make_image(1), make_image(2), make_image(1), b"not an image", *(make_image(n) for n in range(3, 8))):
         assert writer.offer(sighting(data))
     assert writer.flush(SECONDS)
-    assert account.outcomes == ["new", "new", "folded", "new", "new", "new"]
-    assert account.dropped == ["unreadable", "rate", "rate"]
+    assert reports.outcomes == ["new", "new", "folded", "new", "new", "new"]
+    assert reports.dropped == ["unreadable", "rate", "rate"]
     assert inbox.counts()["new"] == 5
     assert writer.close(SECONDS)
 
 
-def test_a_full_queue_drops_at_once_and_waits_for_nothing(slow: SlowInbox, account: Account) -> None:
-    writer = writer_of(slow, account, max_sightings=3)
+def test_a_full_queue_drops_without_waiting(slow: SlowInbox, reports: Reports) -> None:
+    writer = writer_of(slow, reports, max_sightings=3)
     assert writer.offer(sighting(make_image(0)))
     assert slow.entered.wait(SECONDS)
     started = time.monotonic()
     assert [writer.offer(sighting(make_image(n))) for n in range(1, 100)] == [True] * 3 + [False] * 96
     assert time.monotonic() - started < 1
-    assert account.dropped == ["queue"] * 96
+    assert reports.dropped == ["queue"] * 96
     assert not writer.flush(0.01)
     slow.release.set()
     assert writer.close(SECONDS)
-    assert account.outcomes == ["new"] * 4
+    assert reports.outcomes == ["new"] * 4
 
 
-def test_the_queue_is_bounded_in_bytes_with_the_one_being_added(slow: SlowInbox, account: Account) -> None:
+def test_the_byte_bound_includes_the_sighting_that_is_being_added(slow: SlowInbox, reports: Reports) -> None:
     data = make_image(0)
-    writer = writer_of(slow, account, max_bytes=3 * len(data))
+    writer = writer_of(slow, reports, max_bytes=3 * len(data))
     assert writer.offer(sighting(data))
     assert slow.entered.wait(SECONDS)
     assert [writer.offer(sighting(data)) for _ in range(4)] == [True, True, False, False]
     slow.release.set()
     assert writer.flush(SECONDS)
-    assert [writer.offer(sighting(data)) for _ in range(1)] == [True]  # the room is there again
+    assert [writer.offer(sighting(data)) for _ in range(1)] == [True]  # there is room again
     assert writer.close(SECONDS)
-    assert account.outcomes == ["new", "folded", "folded", "folded"]
+    assert reports.outcomes == ["new", "folded", "folded", "folded"]
 
 
-def test_errors_are_counted_and_logged_once_a_minute(
-    tmp_path: Path, account: Account, caplog: pytest.LogCaptureFixture
+def test_errors_are_counted_and_logged_once_per_minute(
+    tmp_path: Path, reports: Reports, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = Clock()
     inbox = BrokenInbox(tmp_path, StoreError("the disk is full: make room"))
-    writer = writer_of(inbox, account, clock=clock)
+    writer = writer_of(inbox, reports, clock=clock)
     with caplog.at_level(logging.ERROR):
         for n in range(5):
             assert writer.offer(sighting(make_image(n)))
@@ -125,38 +125,38 @@ def test_errors_are_counted_and_logged_once_a_minute(
         clock.now += 61
         assert writer.offer(sighting(make_image(9)))
         assert writer.close(SECONDS)
-    assert account.dropped == ["error"] * 6
+    assert reports.dropped == ["error"] * 6
     first, second = (record.getMessage() for record in caplog.records)
     assert "the disk is full: make room" in first
     assert "4 more" in second
     assert caplog.records[0].exc_info is None
 
 
-def test_a_bug_is_logged_with_its_traceback_and_the_writer_goes_on(
-    tmp_path: Path, account: Account, caplog: pytest.LogCaptureFixture
+def test_a_bug_is_logged_with_its_traceback_and_the_writer_continues(
+    tmp_path: Path, reports: Reports, caplog: pytest.LogCaptureFixture
 ) -> None:
-    writer = writer_of(BrokenInbox(tmp_path, KeyError("a bug")), account)
+    writer = writer_of(BrokenInbox(tmp_path, KeyError("a bug")), reports)
     for n in range(3):
         assert writer.offer(sighting(make_image(n)))
     assert writer.close(SECONDS)
-    assert account.dropped == ["error"] * 3
+    assert reports.dropped == ["error"] * 3
     assert [record.exc_info is not None for record in caplog.records] == [True]
 
 
-def test_a_wrong_sha256_costs_only_itself(inbox: Inbox, account: Account) -> None:
-    writer = writer_of(inbox, account)
+def test_a_wrong_sha256_drops_only_its_own_sighting(inbox: Inbox, reports: Reports) -> None:
+    writer = writer_of(inbox, reports)
     assert writer.offer(replace(sighting(make_image(1)), sha256="0" * 64))
     assert writer.offer(sighting(make_image(2)))
     assert writer.close(SECONDS)
-    assert (account.dropped, account.outcomes) == (["error"], ["new"])
+    assert (reports.dropped, reports.outcomes) == (["error"], ["new"])
 
 
-def test_a_callback_that_fails_stops_nothing(inbox: Inbox, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failing_callback_does_not_stop_the_writer(inbox: Inbox, caplog: pytest.LogCaptureFixture) -> None:
     def broken(value: object) -> None:
         raise RuntimeError("the metric is gone")
 
-    writer = InboxWriter(inbox, on_kept=broken, on_drop=broken)
-    for data in (make_image(1), b"not a picture", make_image(2)):
+    writer = InboxWriter(inbox, on_added=broken, on_drop=broken)
+    for data in (make_image(1), b"not an image", make_image(2)):
         assert writer.offer(sighting(data))
     assert writer.close(SECONDS)
     assert not writer.offer(sighting(make_image(3)))
@@ -164,52 +164,52 @@ def test_a_callback_that_fails_stops_nothing(inbox: Inbox, caplog: pytest.LogCap
     assert "the metric is gone" in caplog.text
 
 
-def test_closing_adds_what_is_queued_and_takes_nothing_more(inbox: Inbox, account: Account) -> None:
-    writer = writer_of(inbox, account)
+def test_close_adds_the_queued_sightings_and_accepts_no_more(inbox: Inbox, reports: Reports) -> None:
+    writer = writer_of(inbox, reports)
     for n in range(5):
         assert writer.offer(sighting(make_image(n)))
     assert writer.close(SECONDS)
-    assert account.outcomes == ["new"] * 5
+    assert reports.outcomes == ["new"] * 5
     assert not writer.offer(sighting(make_image(9)))
-    assert account.dropped == ["queue"]
-    assert writer.close(SECONDS)  # a second time is no error
+    assert reports.dropped == ["queue"]
+    assert writer.close(SECONDS)  # closing twice is no error
 
 
-def test_closing_gives_up_after_its_time_and_accounts_for_the_rest(slow: SlowInbox, account: Account) -> None:
-    writer = writer_of(slow, account)
+def test_close_drops_and_reports_the_rest_after_its_timeout(slow: SlowInbox, reports: Reports) -> None:
+    writer = writer_of(slow, reports)
     for n in range(4):
         assert writer.offer(sighting(make_image(n)))
     assert slow.entered.wait(SECONDS)
     assert not writer.close(0.05)
-    assert account.dropped == ["queue"] * 3
+    assert reports.dropped == ["queue"] * 3
     slow.release.set()
     assert writer.flush(SECONDS)
-    assert account.outcomes == ["new"]
+    assert reports.outcomes == ["new"]
 
 
-def test_an_inbox_that_is_closed_first_is_counted_as_an_error(inbox: Inbox, account: Account) -> None:
-    writer = writer_of(inbox, account)
+def test_a_closed_inbox_is_reported_as_an_error(inbox: Inbox, reports: Reports) -> None:
+    writer = writer_of(inbox, reports)
     inbox.close()
     assert writer.offer(sighting(make_image(1)))
     assert writer.close(SECONDS)
-    assert account.dropped == ["error"]
+    assert reports.dropped == ["error"]
 
 
-def test_the_writer_sweeps_what_has_aged_out(tmp_path: Path, account: Account) -> None:
+def test_the_writer_sweeps_old_novelties(tmp_path: Path, reports: Reports) -> None:
     clock = Clock()
     with contextlib.closing(Inbox(tmp_path, InboxLimits(max_age_seconds=100), clock)) as inbox:
-        writer = writer_of(inbox, account, clock=clock)
+        writer = writer_of(inbox, reports, clock=clock)
         assert writer.offer(sighting(make_image(1)))
         assert writer.flush(SECONDS)
         clock.now += 101
-        # Not kept, so it is not adding that sweeps.
-        assert writer.offer(sighting(b"not a picture"))
+        # Dropped, so that `add` does not remove the old novelty.
+        assert writer.offer(sighting(b"not an image"))
         assert writer.close(SECONDS)
         assert inbox.counts()["new"] == 0
 
 
-def test_many_threads_may_offer_at_once(inbox: Inbox, account: Account) -> None:
-    writer = writer_of(inbox, account, max_sightings=8)
+def test_many_threads_may_offer_concurrently(inbox: Inbox, reports: Reports) -> None:
+    writer = writer_of(inbox, reports, max_sightings=8)
     offered = threading.Barrier(4)
 
     def offer() -> None:
@@ -223,5 +223,5 @@ def test_many_threads_may_offer_at_once(inbox: Inbox, account: Account) -> None:
     for thread in threads:
         thread.join()
     assert writer.close(SECONDS)
-    assert len(account.kept) + len(account.dropped) == 200
-    assert sum(item.count for item in inbox.list().items) == len(account.kept)
+    assert len(reports.added) + len(reports.dropped) == 200
+    assert sum(item.count for item in inbox.list().items) == len(reports.added)

@@ -1,4 +1,4 @@
-"""The last predictions are at hand, within their bounds, and an image can be taken out of them."""
+"""Recent predictions are bounded, and the predictions of an image can be erased."""
 
 import asyncio
 
@@ -30,21 +30,21 @@ def numbers(recent: RecentPredictions) -> list[int]:
     return [n for n in range(100) if recent.get(f"prediction-{n}") is not None]
 
 
-def test_a_prediction_is_found_by_its_id_and_no_other() -> None:
+def test_a_prediction_is_found_by_its_id() -> None:
     recent = RecentPredictions()
     recent.put(prediction(1))
     assert recent.get("prediction-1") == prediction(1)
     assert recent.get("prediction-2") is None
 
 
-def test_the_newest_win_when_there_are_too_many() -> None:
+def test_above_the_count_limit_the_oldest_are_removed() -> None:
     recent = RecentPredictions(max_count=3)
     for number in range(5):
         recent.put(prediction(number))
     assert numbers(recent) == [2, 3, 4]
 
 
-def test_the_newest_win_when_they_are_too_large() -> None:
+def test_above_the_byte_limit_the_oldest_are_removed() -> None:
     recent = RecentPredictions(max_bytes=3 * (100 + OVERHEAD))
     for number in range(5):
         recent.put(prediction(number))
@@ -53,14 +53,14 @@ def test_the_newest_win_when_they_are_too_large() -> None:
     assert numbers(recent) == [4, 5]
 
 
-def test_one_that_is_larger_than_all_the_room_drives_nobody_out() -> None:
+def test_a_prediction_above_the_byte_limit_is_not_kept_and_removes_no_other() -> None:
     recent = RecentPredictions(max_bytes=3 * (100 + OVERHEAD))
     recent.put(prediction(1))
     recent.put(prediction(2, size=10_000))
     assert numbers(recent) == [1]
 
 
-def test_embeddings_count() -> None:
+def test_embeddings_count_towards_the_byte_limit() -> None:
     recent = RecentPredictions(max_bytes=100 + OVERHEAD + 4 * 1280)
     recent.put(prediction(1, dimensions=1280))
     recent.put(prediction(2, dimensions=1280))
@@ -68,13 +68,13 @@ def test_embeddings_count() -> None:
 
 
 @pytest.mark.parametrize("recent", [RecentPredictions(max_bytes=0), RecentPredictions(max_count=0)])
-def test_with_no_room_nothing_is_kept(recent: RecentPredictions) -> None:
+def test_with_a_limit_of_zero_nothing_is_kept(recent: RecentPredictions) -> None:
     recent.put(prediction(1))
     assert len(recent) == recent.bytes == 0
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(4, 3000)), max_size=60), st.integers(0, 8000))
-def test_the_bounds_hold_whatever_comes(puts: list[tuple[int, int]], room: int) -> None:
+def test_the_bounds_hold_after_any_sequence_of_predictions(puts: list[tuple[int, int]], room: int) -> None:
     recent = RecentPredictions(max_bytes=room, max_count=4)
     for number, size in puts:
         recent.put(prediction(number, size))
@@ -86,7 +86,7 @@ def test_the_bounds_hold_whatever_comes(puts: list[tuple[int, int]], room: int) 
             assert len(found.data) == size
 
 
-def test_every_prediction_on_a_forgotten_image_goes() -> None:
+def test_every_prediction_of_a_removed_image_is_removed() -> None:
     recent = RecentPredictions()
     for number in range(6):
         recent.put(prediction(number, data=b"the same" if number % 2 else None))
