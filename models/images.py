@@ -1,14 +1,10 @@
-"""From bytes to the pixels that the backbone sees: the one image reader of the trainer and the server.
-
-Both call `load_pixels`, so that a picture cannot look different when it is learned and when it is recognised.
-"""
+"""Encoded image bytes to the pixels that the backbone takes; the trainer and the server share this reader."""
 
 import hashlib
 import io
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal
+from dataclasses import asdict, dataclass
+from typing import Annotated, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,14 +13,16 @@ from PIL.ImageFile import ImageFile
 from PIL.JpegImagePlugin import JpegImageFile
 from PIL.PngImagePlugin import PngImageFile
 from PIL.WebPImagePlugin import WebPImageFile
+from pydantic import ConfigDict, Field, PositiveFloat, model_validator
+from pydantic.dataclasses import dataclass as validated_dataclass
 
 from models.errors import BrokenImage, ImageError, ImageTooLarge, UnsupportedImage
 
 MAX_BYTES = 20 * 2**20
 MAX_PIXELS = 50_000_000
 
-# The longest side kept, as a multiple of the short one. The centre crop uses at most one short side of it, so that
-# no picture people take is touched, while a 1 x 20000 strip cannot ask for a 256 x 5120000 canvas.
+# The longest side that is resized, as a multiple of the short side. The centre crop uses no more than one short side;
+# without the limit a 1 x 20000 strip would be resized to 256 x 5120000.
 MAX_ASPECT = 16
 
 _UPRIGHT = {
@@ -42,7 +40,7 @@ _RESAMPLING = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling
 
 @dataclass(frozen=True)
 class ImageLimits:
-    """What one picture may cost: bytes as sent, pixels as declared by its header."""
+    """The largest image that is decoded: bytes as sent, pixels as declared in its header."""
 
     max_bytes: int = MAX_BYTES
     max_pixels: int = MAX_PIXELS
@@ -52,10 +50,10 @@ DEFAULT_LIMITS = ImageLimits()
 
 
 def read_image(data: bytes, limits: ImageLimits = DEFAULT_LIMITS, hint: int | None = None) -> Image.Image:
-    """Decode JPEG, PNG or WebP bytes to an upright RGB image; whatever the bytes are, only `ImageError` is raised.
+    """Decode JPEG, PNG or WebP bytes to an upright RGB image; for any other bytes, raise `ImageError`.
 
-    With `hint`, a large JPEG may come back smaller (decoded at 1/2, 1/4 or 1/8), its short side at least `hint`.
-    Transparent parts show white, 16 bits keep their high byte, and of an animation the first frame counts.
+    With `hint`, a large JPEG may be decoded at 1/2, 1/4 or 1/8 of its size, but its short side is at least `hint`.
+    Transparent pixels become white, 16-bit channels keep their high byte, and an animation gives its first frame.
     """
     if hint is not None and hint < 1:
         raise ValueError(f"hint must be at least 1, not {hint}")
@@ -79,42 +77,39 @@ def read_image(data: bytes, limits: ImageLimits = DEFAULT_LIMITS, hint: int | No
     except ImageError:
         raise
     except (MemoryError, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise ImageTooLarge("the image needs more memory than it may have: send a smaller one") from error
+        raise ImageTooLarge("the image needs too much memory: send a smaller one") from error
     except Exception as error:
-        # Decoders fail with whatever they tripped over (struct.error, KeyError, zlib.error, a warning made an error):
-        # the set is open, and each of them means the same to the sender.
+        # Decoders raise many types (struct.error, KeyError, zlib.error, a warning made an error) for damaged bytes.
         raise BrokenImage(f"the image cannot be decoded, it is damaged or cut short: {error}") from error
-    # The orientation has been applied: a tag left behind would turn the image again in the hands of the next reader.
+    # The orientation is applied: with the tag left in place, another reader would turn the image again.
     rgb.info = {}
     return rgb
 
 
-@dataclass(frozen=True)
+PixelCount = Annotated[int, Field(strict=True, gt=0)]
+
+
+@validated_dataclass(frozen=True, config=ConfigDict(extra="forbid", allow_inf_nan=False))
 class Preprocessing:
     """Resize the short side, crop the centre, normalise: torchvision's evaluation transform, without torch."""
 
-    resize: int
-    crop: int
+    resize: PixelCount
+    crop: PixelCount
     interpolation: Literal["bicubic", "bilinear"]
     mean: tuple[float, float, float]
-    std: tuple[float, float, float]
+    std: tuple[PositiveFloat, PositiveFloat, PositiveFloat]
 
-    def __post_init__(self) -> None:
-        if not 1 <= self.crop <= self.resize:
-            raise ValueError(f"need 1 <= crop <= resize, not crop {self.crop} and resize {self.resize}")
-        if self.interpolation not in _RESAMPLING:
-            raise ValueError(f"interpolation must be one of {sorted(_RESAMPLING)}, not {self.interpolation!r}")
-        if len(self.mean) != 3 or len(self.std) != 3 or min(self.std) <= 0:
-            raise ValueError(f"need three means and three positive deviations, not {self.mean} and {self.std}")
-        # Lists from JSON and integers hash like the tuples of floats they stand for.
-        object.__setattr__(self, "mean", tuple(float(value) for value in self.mean))
-        object.__setattr__(self, "std", tuple(float(value) for value in self.std))
+    @model_validator(mode="after")
+    def _crop_fits(self) -> Self:
+        if self.crop > self.resize:
+            raise ValueError(f"crop must be at most resize, not {self.crop} of {self.resize}")
+        return self
 
     def apply(self, image: Image.Image) -> NDArray[np.float32]:
-        """The normalised centre of the image, float32 of shape (3, crop, crop).
+        """The normalised centre of the image: float32 (3, crop, crop).
 
         Equal to torchvision's Resize, CenterCrop, ToTensor and Normalize on a PIL image, except that a side longer than
-        `MAX_ASPECT` times the other is cut to that, around its centre, before it is resized.
+        `MAX_ASPECT` times the other is first cropped to that length, around its centre.
         """
         image = _limit_aspect(image.convert("RGB"))
         width, height = image.size
@@ -131,36 +126,21 @@ class Preprocessing:
         pixels /= np.array(self.std, dtype=np.float32)
         return np.ascontiguousarray(pixels.transpose(2, 0, 1))
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return asdict(self) | {"mean": list(self.mean), "std": list(self.std)}
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "Preprocessing":
-        """The inverse of `to_dict`; a missing, unknown or bad value is a ValueError."""
-        names = {field.name for field in fields(cls)}
-        if set(values) != names:
-            raise ValueError(f"preprocessing needs exactly {sorted(names)}, not {sorted(values)}")
-        try:
-            return cls(**values)
-        except TypeError as error:
-            raise ValueError(f"preprocessing has a value of the wrong type: {error}") from error
-
     @property
     def sha256(self) -> str:
-        """The hash of its canonical JSON: two versions with equal hashes see equal pixels."""
-        canonical = json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"))
+        """The hash of the canonical JSON: equal hashes mean equal pixels."""
+        canonical = json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()
 
 
 def load_pixels(data: bytes, preprocessing: Preprocessing, limits: ImageLimits = DEFAULT_LIMITS) -> NDArray[np.float32]:
-    """Read and preprocess: bytes to float32 (3, crop, crop)."""
+    """Decode and preprocess: bytes to float32 (3, crop, crop)."""
     return preprocessing.apply(read_image(data, limits, hint=preprocessing.resize))
 
 
 def _plugin(data: bytes) -> type[ImageFile]:
-    # The decoder is chosen here and called directly, not through Image.open: that one cannot tell a broken JPEG from a
-    # text file, and announces large images with a warning that cannot be silenced for one thread alone.
+    # Not Image.open: it does not distinguish a broken JPEG from a text file, and it reports large images by a warning,
+    # which cannot be suppressed in one thread only.
     if data.startswith(b"\xff\xd8\xff"):
         return JpegImageFile
     if data.startswith(b"\x89PNG\r\n\x1a\n"):
@@ -169,11 +149,11 @@ def _plugin(data: bytes) -> type[ImageFile]:
         return WebPImageFile
     if not data:
         raise UnsupportedImage("the image is empty: send JPEG, PNG or WebP")
-    raise UnsupportedImage("the bytes are not an image that we read: send JPEG, PNG or WebP")
+    raise UnsupportedImage("the bytes are not a supported image: send JPEG, PNG or WebP")
 
 
 def _orientation(image: Image.Image) -> int:
-    # Damaged metadata is common in pictures that are otherwise fine: those count as upright.
+    # Damaged metadata is common in otherwise valid images; they count as upright.
     try:
         return int(image.getexif().get(ExifTags.Base.Orientation, 1))
     except Exception:
@@ -185,7 +165,7 @@ def _to_rgb(image: Image.Image) -> Image.Image:
         return _from_16_bit(image)
     key = image.info.get("transparency")
     if image.mode in ("L", "RGB") and key is not None and np.max(key) > 255:
-        # The key colour of a 16-bit image, whose low bytes are gone: it would match colours it does not mean.
+        # The transparent colour of a 16-bit image, whose low bytes are lost: it would match other colours as well.
         del image.info["transparency"]
     if image.has_transparency_data:
         rgba = image.convert("RGBA")
@@ -196,7 +176,7 @@ def _to_rgb(image: Image.Image) -> Image.Image:
 
 
 def _from_16_bit(image: Image.Image) -> Image.Image:
-    # Pillow's own conversion clips everything above 255 to white. The high byte is what it keeps of 16-bit colour.
+    # Pillow's conversion clips values above 255 to white; for 16-bit colour it keeps the high byte.
     wide = np.asarray(image).astype(np.int64)
     grey = np.clip(wide >> 8, 0, 255).astype(np.uint8)
     key = image.info.get("transparency")
@@ -210,7 +190,7 @@ def _limit_aspect(image: Image.Image) -> Image.Image:
     longest = MAX_ASPECT * min(width, height)
     if max(width, height) <= longest:
         return image
-    # Cut the same from both ends, so that the centre stays where it was.
+    # The same length from both ends, so that the centre stays in place.
     cut = (max(width, height) - longest) // 2
     box = (0, cut, width, height - cut) if width < height else (cut, 0, width - cut, height)
     return image.crop(box)

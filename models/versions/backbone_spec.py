@@ -1,22 +1,26 @@
-"""Which backbone a data folder was made with: recorded once, checked ever after."""
+"""The backbone that a data folder is made with: recorded once in `backbone.json`, checked whenever it is opened."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
+
 from models.errors import BackboneError
 from models.images import Preprocessing
+from models.versions.manifest import field_errors
 
 RECORD = "backbone.json"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class BackboneSpec:
-    """The identity of a frozen backbone and of how pictures are prepared for it."""
+    """The identity of a frozen backbone and the preprocessing of its images."""
 
     name: str  # timm's model name
     source: Literal["file", "hub", "wheel"]
@@ -27,25 +31,30 @@ class BackboneSpec:
 
     @property
     def sha256(self) -> str:
-        """What must agree for features to be comparable; where the weights came from does not matter."""
+        """Equal for backbones whose features are comparable; independent of the source of the weights."""
         identity = {"name": self.name, "weights": self.weights_sha256, "adapted_blocks": self.adapted_blocks}
         identity["preprocessing"] = self.preprocessing.sha256
         return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
 
     def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "preprocessing": self.preprocessing.to_dict()}
+        out: dict[str, Any] = TypeAdapter(BackboneSpec).dump_python(self, mode="json")
+        return out
 
     @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> BackboneSpec:
-        return cls(**{**data, "preprocessing": Preprocessing.from_dict(data["preprocessing"])})
+    def from_dict(cls, data: Mapping[str, Any]) -> BackboneSpec:
+        """The inverse of `to_dict`; ValueError for a missing, unknown or invalid value."""
+        try:
+            return TypeAdapter(BackboneSpec).validate_python(data)
+        except ValidationError as error:
+            raise ValueError(field_errors(error)) from error
 
 
 def recorded_backbone(folder: Path) -> BackboneSpec | None:
-    """The backbone that a data folder was made with; None before its first task."""
+    """The backbone of a data folder; None before its first task."""
     path = folder / RECORD
     try:
         return BackboneSpec.from_dict(json.loads(path.read_bytes()))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise BackboneError(f"{path} is damaged ({error!r}): restore it, or start a new data folder") from error
+    except (OSError, ValueError) as error:
+        raise BackboneError(f"{path} is damaged ({error}): restore it, or start a new data folder") from error

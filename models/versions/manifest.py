@@ -1,4 +1,4 @@
-"""What a version says about itself: `manifest.json`, the one file that vouches for all the others."""
+"""`manifest.json`: the description of a version, with the hash of each of its other files."""
 
 import json
 from collections.abc import Mapping
@@ -13,12 +13,12 @@ from models.files import sha256_bytes
 SCHEMA = 1
 
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
-# A task's id names a folder (`rejected/<task_id>`), so it must not be able to leave its parent.
+# A task's id is the name of a folder (`rejected/<task_id>`): no separators, no leading dot.
 TaskId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$")]
 
 
 class FileEntry(BaseModel):
-    """One file of the version: what its bytes must hash to, and how many there must be."""
+    """The expected hash and size of a file of the version."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -30,7 +30,7 @@ class FileEntry(BaseModel):
         return cls(sha256=sha256_bytes(data), size=len(data))
 
     def check(self, data: bytes, *, name: str) -> None:
-        """CorruptVersion, blaming the file `name`, unless these are the very bytes."""
+        """Raise CorruptVersion, with the file's `name`, unless `data` has this size and hash."""
         if len(data) != self.size:
             raise CorruptVersion(f"{name} has {len(data)} bytes, the manifest says {self.size}", "changed")
         if sha256_bytes(data) != self.sha256:
@@ -38,7 +38,7 @@ class FileEntry(BaseModel):
 
 
 class Manifest(BaseModel):
-    """One version. `version` and `files` are filled in by the store; 0 means not numbered yet."""
+    """A version. The store fills in `version` (0 before that) and `files`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -47,7 +47,7 @@ class Manifest(BaseModel):
     parent: int | None
     task_id: TaskId
     tasks: list[list[str]]
-    aliases: dict[str, str | None] = Field(default_factory=dict)  # see models/edits.py
+    aliases: dict[str, str | None] = Field(default_factory=dict)  # see models/versions/edits.py
     backbone: dict[str, Any]
     backbone_sha256: str
     preprocessing_sha256: str
@@ -76,16 +76,16 @@ class Manifest(BaseModel):
         return [name for name in self.classes if name not in self.aliases]
 
     def sealed(self, files: Mapping[str, bytes]) -> Self:
-        """This manifest, vouching for these files."""
+        """This manifest with the hashes of these files."""
         return self.model_copy(update={"files": {name: FileEntry.of(data) for name, data in files.items()}})
 
     def to_json(self) -> bytes:
-        """The canonical text: the same manifest gives the same bytes."""
+        """Canonical JSON: equal manifests give equal bytes."""
         return canonical_json(self.model_dump(), what="the manifest")
 
     @classmethod
     def from_json(cls, data: bytes, *, name: str = "manifest.json") -> Self:
-        """Read a manifest; `name` is the file that an error will blame."""
+        """Read a manifest; `name` is the file's name in error messages."""
         document = parse_json(data, name=name)
         if not isinstance(document, dict):
             raise CorruptVersion(f"{name}: expected a JSON object, found {type(document).__name__}")
@@ -96,19 +96,23 @@ class Manifest(BaseModel):
                 "the newest that this openworld reads; upgrade openworld",
                 "schema",
             )
-        # Defaults are for those who write a manifest; one that was written has every field.
+        # Defaults are for new manifests; a written one has every field.
         missing = [field for field in cls.model_fields if field not in document]
         if missing:
             raise CorruptVersion(f"{name}: missing field {', '.join(missing)}")
         try:
             return cls.model_validate_json(data, strict=True)
         except ValidationError as error:
-            problems = (f"field {'.'.join(map(str, e['loc'])) or '(all)'}: {e['msg']}" for e in error.errors())
-            raise CorruptVersion(f"{name}: {'; '.join(problems)}") from error
+            raise CorruptVersion(f"{name}: {field_errors(error)}") from error
+
+
+def field_errors(error: ValidationError) -> str:
+    """All problems of a document in one line."""
+    return "; ".join(f"field {'.'.join(map(str, e['loc'])) or '(all)'}: {e['msg']}" for e in error.errors())
 
 
 def canonical_json(value: Any, *, what: str) -> bytes:
-    """Sorted keys and no NaN, so that the hash of a document is the hash of what it says."""
+    """JSON with sorted keys and without NaN: equal documents give equal bytes."""
     try:
         text = json.dumps(value, sort_keys=True, indent=1, allow_nan=False, ensure_ascii=False, default=_iso)
         return (text + "\n").encode()
@@ -126,7 +130,7 @@ def parse_json(data: bytes, *, name: str) -> Any:
 def _iso(value: object) -> str:
     if isinstance(value, datetime):
         return value.isoformat()
-    raise TypeError(f"a {type(value).__name__} is not JSON; convert it to a plain Python value")
+    raise TypeError(f"{type(value).__name__} is not a JSON type; convert it to a plain Python value")
 
 
 def _refuse_constant(name: str) -> None:

@@ -18,7 +18,7 @@ class Problem(BaseModel):
                     "title": "Not an image that we read",
                     "status": 415,
                     "code": "unsupported_image",
-                    "detail": "the bytes are not an image that we read: send JPEG, PNG or WebP",
+                    "detail": "the bytes are not a supported image: send JPEG, PNG or WebP",
                     "request_id": "0193f1c2a4b7c0ffee12",
                 }
             ]
