@@ -56,43 +56,45 @@ def publish_edit(store: VersionStore, edit: Edit, by: By, who: str) -> Manifest:
 
 
 def edited(loaded: LoadedVersion, edit: Edit) -> tuple[Manifest, Any]:
-    """The manifest and the samples of the edited version."""
+    """The manifest and the samples of the edited version; raises UnknownClass or ClassConflict."""
     parent, samples = loaded.manifest, loaded.samples
-    classes, aliases = parent.classes, dict(parent.aliases)
-    tasks = parent.tasks
-    _require(edit.name in classes, UnknownClass(f"there is no class {edit.name!r}: see GET /classes"))
-    active = parent.active_classes
+    _check(parent, edit)
+    tasks, aliases = parent.tasks, dict(parent.aliases)
     if edit.kind == "restore":
-        _require(edit.name in aliases, ClassConflict(f"{edit.name!r} is in use: there is nothing to restore"))
         del aliases[edit.name]
-    else:
-        _require(edit.name in active, ClassConflict(f"{edit.name!r} is retired or merged: restore it first"))
-        if edit.kind == "retire":
-            aliases[edit.name] = None
-        elif edit.kind == "merge":
-            _require(edit.to in classes, UnknownClass(f"there is no class {edit.to!r} to merge into"))
-            _require(
-                edit.to in active and edit.to != edit.name, ClassConflict(f"merge into another class than {edit.to!r}")
-            )
-            aliases[edit.name] = edit.to
-        else:
-            assert edit.to is not None
-            _require(edit.to not in classes, ClassConflict(f"there is a class {edit.to!r} already: merge into it"))
-            tasks = [[_renamed(name, edit) for name in names] for names in tasks]
-            aliases = {name: to and _renamed(to, edit) for name, to in aliases.items()}
-            samples = _renamed_samples(samples, edit)
-    metrics = {**parent.metrics, "images": 0, "images_per_class": {}, "edit": edit.reason}
+    elif edit.kind == "rename":
+        tasks = [[_renamed(name, edit) for name in names] for names in tasks]
+        aliases = {name: to and _renamed(to, edit) for name, to in aliases.items()}
+        samples = _renamed_samples(samples, edit)
+    else:  # `to` is None for a retired class
+        aliases[edit.name] = edit.to
     changes = {
         "parent": parent.version,
         "task_id": f"edit-{datetime.now(UTC):%Y%m%d%H%M%S}-{secrets.token_hex(3)}",
         "tasks": tasks,
         "aliases": aliases,
-        "metrics": metrics,
+        "metrics": {**parent.metrics, "images": 0, "images_per_class": {}, "edit": edit.reason},
         "created": datetime.now(UTC),
         "version": 0,
         "files": {},
     }
     return parent.model_copy(update=changes), samples
+
+
+def _check(parent: Manifest, edit: Edit) -> None:
+    classes, active = parent.classes, parent.active_classes
+    if edit.name not in classes:
+        raise UnknownClass(f"there is no class {edit.name!r}: see GET /classes")
+    if edit.kind == "restore" and edit.name in active:
+        raise ClassConflict(f"{edit.name!r} is in use: there is nothing to restore")
+    if edit.kind != "restore" and edit.name not in active:
+        raise ClassConflict(f"{edit.name!r} is retired or merged: restore it first")
+    if edit.kind == "merge" and edit.to not in classes:
+        raise UnknownClass(f"there is no class {edit.to!r} to merge into")
+    if edit.kind == "merge" and (edit.to not in active or edit.to == edit.name):
+        raise ClassConflict(f"{edit.name!r} cannot be merged into {edit.to!r}: choose another class that is in use")
+    if edit.kind == "rename" and edit.to in classes:
+        raise ClassConflict(f"there is a class {edit.to!r} already: merge into it")
 
 
 def unusable_labels(manifest: Manifest, labels: Collection[str]) -> list[str]:
@@ -105,11 +107,6 @@ def unusable_labels(manifest: Manifest, labels: Collection[str]) -> list[str]:
         )
         problems.append(f"class {name!r} {remedy}")
     return problems
-
-
-def _require(condition: bool, error: Exception) -> None:
-    if not condition:
-        raise error
 
 
 def _renamed(name: str, edit: Edit) -> str:
