@@ -1,4 +1,4 @@
-"""The frozen backbone: timm's model cut into a trunk and the blocks that get adapters."""
+"""The frozen backbone: a timm model, cut into a trunk and the blocks that get adapters."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from models.errors import BackboneError
 from models.files import sha256_bytes, sha256_file, write_durable
 from models.images import Preprocessing
 from models.network.adapted_blocks import AdaptedBlock, AdaptedBlocks, Attention, IdentityAttention, TaskTensors
-from models.network.weights import HUB_SECONDS, check_strict, create, resolve
+from models.network.weights import HUB_SECONDS, load_strict, resolve
 from models.versions.backbone_spec import RECORD, BackboneSpec, recorded_backbone
 
 
 @dataclass(frozen=True)
 class Backbone:
-    """trunk(pixels) -> tokens, and the blocks that turn tokens into a task's feature."""
+    """A trunk, pixels -> tokens, and adapted blocks, tokens -> a task's feature."""
 
     spec: BackboneSpec
     trunk: nn.Module  # (N, 3, H, W) -> (N, P, d)
@@ -33,13 +33,12 @@ class Backbone:
 
     @property
     def adapters(self) -> int:
-        """A: two an adapted block."""
+        """A: two per adapted block."""
         return 2 * self.spec.adapted_blocks
 
     def frozen_task(self) -> TaskTensors:
-        """The backbone as it is, written as a task whose adapters do nothing: its feature is the frozen one."""
-        a, d = self.adapters, self.spec.dimensions
-        zeros = torch.zeros
+        """A task whose adapters add 0 and whose norms are the pre-trained ones; it gives the frozen feature."""
+        a, d, zeros = self.adapters, self.spec.dimensions, torch.zeros
         return TaskTensors(zeros(a, 1, d), zeros(a, 1), zeros(a, d, 1), zeros(a, d), self.norm_w, self.norm_b)
 
 
@@ -50,56 +49,52 @@ def open_backbone(
     adapted_blocks: int | None = None,
     hub_seconds: float = HUB_SECONDS,
 ) -> Backbone:
-    """The backbone that `folder` records; a folder with none gets the one resolved from the other arguments."""
+    """The backbone that `folder` records; for a folder without one, resolve and record the requested backbone."""
     spec = recorded_backbone(folder)
     if spec is None:
         return _create(folder, name, weights, adapted_blocks, hub_seconds)
-    asked = {
+    requested = {
         "OPENWORLD_BACKBONE": (name, spec.name),
         "OPENWORLD_TRAIN_ADAPTED_BLOCKS": (adapted_blocks, spec.adapted_blocks),
     }
     if weights is not None and weights.is_file():
-        asked["OPENWORLD_BACKBONE_WEIGHTS"] = (sha256_file(weights), spec.weights_sha256)
-    for setting, (wanted, recorded) in asked.items():
-        if wanted and wanted != recorded:
+        requested["OPENWORLD_BACKBONE_WEIGHTS"] = (sha256_file(weights), spec.weights_sha256)
+    for setting, (value, recorded) in requested.items():
+        if value and value != recorded:
             raise BackboneError(
-                f"this data folder was made with {recorded}, but {setting} asks for {wanted}: what it learned holds "
-                f"only for its own backbone. Unset {setting}, or use a new data folder."
+                f"the data folder {folder} was made with {recorded}, but {setting} is {value}: "
+                f"unset {setting}, or use a new data folder, because a model works with its own backbone only"
             )
     file = folder / "backbone.safetensors"
     if not file.is_file() or sha256_file(file) != spec.weights_sha256:
         raise BackboneError(f"{file} is missing or changed: restore it from a backup, or start a new data folder")
-    return build(spec, load_file(file))
+    return _cut(spec, load_strict(spec.name, load_file(file), str(file)))
 
 
 def _create(
     folder: Path, name: str | None, file: Path | None, adapted_blocks: int | None, hub_seconds: float
 ) -> Backbone:
     resolved = resolve(name, file, hub_seconds)
-    model = create(resolved.name)
+    model = load_strict(resolved.name, resolved.state, str(file or resolved.name))
     data = file.read_bytes() if file else save({key: value.contiguous() for key, value in resolved.state.items()})
     spec = BackboneSpec(
         name=resolved.name,
         source=resolved.source,
         weights_sha256=sha256_bytes(data),
-        adapted_blocks=adapted_blocks or default_adapted_blocks(model),
+        # All blocks of a transformer, as in the paper; a CNN has only its pooled feature to adapt.
+        adapted_blocks=adapted_blocks or (len(model.blocks) if isinstance(model, VisionTransformer) else 1),
         dimensions=int(getattr(model, "head_hidden_size", model.num_features)),
         preprocessing=_preprocessing(model),
     )
-    backbone = build(spec, resolved.state)  # before anything is written: a backbone that cannot be cut leaves no trace
+    backbone = _cut(spec, model)  # before anything is written: a model that cannot be cut leaves no files
     folder.mkdir(parents=True, exist_ok=True)
     write_durable(folder / "backbone.safetensors", data)
     write_durable(folder / RECORD, json.dumps(spec.to_dict(), indent=1, sort_keys=True).encode())
     return backbone
 
 
-def default_adapted_blocks(model: Any) -> int:
-    """All blocks of a transformer, as in the paper; a CNN's pooled feature needs one."""
-    return len(model.blocks) if isinstance(model, VisionTransformer) else 1
-
-
 def _preprocessing(model: Any) -> Preprocessing:
-    """The evaluation transform that the weights were made for, as timm records it."""
+    """The evaluation transform of the weights, as timm records it."""
     config: dict[str, Any] = resolve_model_data_config(model)  # type: ignore[no-untyped-call]
     crop = int(config["input_size"][-1])
     return Preprocessing(
@@ -111,18 +106,14 @@ def _preprocessing(model: Any) -> Preprocessing:
     )
 
 
-def build(spec: BackboneSpec, state: dict[str, Tensor]) -> Backbone:
-    """Load strictly, freeze, and cut."""
-    check_strict(spec.name, state, f"{spec.name}'s weights")
-    model = create(spec.name)
-    model.load_state_dict(state, strict=True)
+def _cut(spec: BackboneSpec, model: Any) -> Backbone:
+    """Freeze the model and cut it into trunk and blocks."""
     model.eval().requires_grad_(False)
-    cut = _cut_transformer if isinstance(model, VisionTransformer) else _cut_cnn
-    return cut(spec, model)
+    return (_cut_transformer if isinstance(model, VisionTransformer) else _cut_cnn)(spec, model)
 
 
 class _TransformerTrunk(nn.Module):
-    """Patches, positions, and the blocks that no task adapts."""
+    """Patch and position embeddings, and the blocks without adapters."""
 
     def __init__(self, model: Any, blocks: int) -> None:
         super().__init__()
@@ -142,15 +133,15 @@ def _cut_transformer(spec: BackboneSpec, model: Any) -> Backbone:
         raise BackboneError(f"OPENWORLD_TRAIN_ADAPTED_BLOCKS is {adapted}, but {spec.name} has blocks 1 to {total}")
     plain = model.num_prefix_tokens == 1 and model.global_pool == "token"
     if model.cls_token is None or not plain or model.no_embed_class or model.dynamic_img_size:
-        raise BackboneError(f"{spec.name} is not a ViT with one CLS token as its feature; take one like {'deit_*'!r}")
+        raise BackboneError(f"{spec.name} is not a ViT with one CLS token as its feature: use one like 'deit_*'")
     if not all(isinstance(block, Block) for block in model.blocks) or not isinstance(model.norm, nn.LayerNorm):
-        raise BackboneError(f"{spec.name} is not built of plain blocks and a final norm; take one like {'deit_*'!r}")
+        raise BackboneError(f"{spec.name} does not consist of plain blocks and a final norm: use one like 'deit_*'")
     blocks, norms = [], []
     for block in model.blocks[total - adapted :]:
         attention = block.attn
         if not isinstance(attention.q_norm, nn.Identity) or attention.qkv.bias is None:
-            raise BackboneError(f"{spec.name} normalises queries or has no qkv bias: not supported")
-        # LayerScale, where a model has it, is a diagonal after the projection: folded into it.
+            raise BackboneError(f"{spec.name} normalises queries or has no qkv bias: use one like 'deit_*'")
+        # LayerScale, if present, is a diagonal matrix after the projection: multiply it into the projection.
         gain1, gain2 = (getattr(scale, "gamma", torch.ones(spec.dimensions)) for scale in (block.ls1, block.ls2))
         mlp = block.mlp
         mlp.fc2.weight.data *= gain2[:, None]
@@ -166,7 +157,7 @@ def _cut_transformer(spec: BackboneSpec, model: Any) -> Backbone:
 
 
 class _CnnTrunk(nn.Module):
-    """The whole network up to its pooled feature, as one token."""
+    """The whole network up to its pooled feature, which becomes one token."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()

