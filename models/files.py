@@ -1,4 +1,7 @@
-"""Files and folders that are whole or absent after a power cut: write beside, fsync, rename, fsync the parent."""
+"""Durable files and folders, and file locks.
+
+A durable write is complete or absent after a power cut: write a temporary file, fsync it, rename it, fsync the folder.
+"""
 
 import errno
 import fcntl
@@ -25,17 +28,17 @@ def sha256_file(path: Path) -> str:
 
 
 def temporary_beside(path: Path) -> Path:
-    """A fresh hidden name in the same folder, so that the rename stays inside one file system."""
+    """A new hidden name in the same folder, so that a rename stays inside one file system."""
     return path.with_name(f".{path.name}.{secrets.token_hex(8)}{TEMPORARY}")
 
 
 def fsync_folder(folder: Path) -> None:
-    """Make the folder's entries durable: without it a rename may be forgotten by a power cut."""
+    """Make the entries of a folder durable; without it a power cut may undo a rename."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
     except OSError as error:
-        # Some network file systems cannot sync a folder and say so; there is nothing better to do on them.
+        # Some network file systems cannot sync a folder.
         if error.errno != errno.EINVAL:
             raise
     finally:
@@ -43,7 +46,7 @@ def fsync_folder(folder: Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Create a folder, with its parents, durably; nothing happens when it is there."""
+    """Create a folder and its parents durably, unless they exist."""
     if folder.is_dir():
         return
     make_folder(folder.parent)
@@ -52,7 +55,7 @@ def make_folder(folder: Path) -> None:
 
 
 def write_synced(path: Path, data: bytes) -> None:
-    """Write a new file and fsync it; the caller still owes the fsync of its folder."""
+    """Write a new file and fsync it. The caller must fsync its folder."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
         _write_all(descriptor, data)
@@ -62,7 +65,7 @@ def write_synced(path: Path, data: bytes) -> None:
 
 
 def write_durable(path: Path, data: bytes) -> None:
-    """Replace `path` by `data` as one step: a reader, or a crash, sees the old file or the new one, never a mixture."""
+    """Replace the content of `path` atomically: a reader, also after a crash, gets the old or the new content."""
     temporary = temporary_beside(path)
     try:
         write_synced(temporary, data)
@@ -74,7 +77,10 @@ def write_durable(path: Path, data: bytes) -> None:
 
 
 def write_folder(folder: Path, files: Mapping[str, bytes], on_step: Callable[[str], None] = lambda step: None) -> None:
-    """Put a folder in place with all of its files, or not at all; one already there is replaced."""
+    """Create a folder with all of its files, or not at all; an existing folder is replaced.
+
+    `on_step` is called with "started", "written" and "renamed".
+    """
     temporary = temporary_beside(folder)
     try:
         temporary.mkdir()
@@ -98,14 +104,14 @@ def write_folder(folder: Path, files: Mapping[str, bytes], on_step: Callable[[st
 
 
 def discard(folder: Path) -> None:
-    """Remove a folder; killed half-way, it is a temporary name that remains and not a half of the folder."""
+    """Remove a folder; a kill leaves a folder with a temporary name, never an incomplete one with its own name."""
     temporary = temporary_beside(folder)
     folder.rename(temporary)
     remove(temporary)
 
 
 def remove(path: Path) -> None:
-    """Remove a file or a folder as far as possible: a temporary that stays is swept up later."""
+    """Remove a file or a folder as far as possible; writers remove remaining temporary names later."""
     if path.is_dir():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -113,9 +119,9 @@ def remove(path: Path) -> None:
 
 
 def append_durable(path: Path, line: bytes) -> None:
-    """Append one line and fsync it. A line torn by a crash is closed off first, so that it spoils nothing but itself.
+    """Append one line and fsync it. The caller must hold a lock: one writer at a time.
 
-    One writer at a time: hold a lock.
+    An incomplete last line, left by a crash, is ended first, so that only this line is lost.
     """
     created = not path.exists()
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
@@ -173,7 +179,7 @@ def _acquire(descriptor: int, path: Path, timeout: float | None) -> None:
 
 
 def _write_all(descriptor: int, data: bytes) -> None:
-    # os.write may take only a part: at most 2 GiB a call on Linux, less when the disk fills.
+    # os.write may write only a part: at most 2 GiB per call on Linux, less when the disk fills up.
     rest = memoryview(data)
     while rest:
         rest = rest[os.write(descriptor, rest) :]

@@ -1,9 +1,9 @@
 """Class Gaussians with one shared covariance: Mahalanobis distances (Eq. ensemble) and streaming LDA.
 
-The covariance is kept as its eigenvectors and eigenvalues, at most as many as there are samples, plus a floor that
-shrinkage puts under all directions. That is exact, not an approximation: the covariance of n samples has at most n
-non-zero eigenvalues, and shrinkage toward a scaled identity lifts the others to the same floor. With 200 images and
-1280 dimensions it is 2 MB where a Cholesky factor is 13 MB, and it never needs an inverse.
+The covariance is stored as its non-zero eigenvalues and their eigenvectors, at most as many as there are samples, plus
+a floor, the variance that shrinkage gives to every direction. This is exact: the covariance of n samples has at most n
+non-zero eigenvalues, and shrinkage toward a scaled identity raises all others to the same floor. With 200 images and
+1280 dimensions it takes 2 MB, a Cholesky factor 13 MB, and no inverse is computed.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ Floats = NDArray[np.float64]
 
 
 class _Fixed(NamedTuple):
-    """What a distance needs and no image changes; computed once, because a server asks for distances all day."""
+    """The terms of a distance that do not depend on the image; computed once per model."""
 
     centre: Floats  # (d,)
-    means: Floats  # (C, d), seen from the centre
+    means: Floats  # (C, d), relative to the centre
     squares: Floats  # (C,)
     weights: Floats  # (r,)
     projected: Floats  # (C, r)
@@ -32,17 +32,17 @@ class _Fixed(NamedTuple):
 
 @dataclass(frozen=True)
 class Gaussians:
-    """C classes in d dimensions: a mean each, and one covariance S = basis' diag(eigenvalues) basis for all of them."""
+    """C classes in d dimensions: one mean per class, and one covariance S = basis' diag(eigenvalues) basis for all."""
 
     means: Floats  # (C, d)
     counts: NDArray[np.int64]  # (C,)
     basis: Floats  # (r, d), orthonormal rows
     eigenvalues: Floats  # (r,)
-    weights: Floats  # (C,), what one sample of a class weighs in S; over all samples they sum to 1
+    weights: Floats  # (C,), the weight of one sample of a class in S; the weights of all samples sum to 1
 
     @classmethod
     def empty(cls, dimensions: int) -> Gaussians:
-        """No class yet: what a model that has learned nothing knows."""
+        """No classes: a model that has learned nothing."""
         nothing = np.zeros((0, dimensions))
         return cls(nothing, np.zeros(0, np.int64), nothing, np.zeros(0), np.zeros(0))
 
@@ -56,7 +56,7 @@ class Gaussians:
         return cls(means, counts, *_eigen(rows), weights)
 
     def with_classes(self, features: NDArray[np.floating], labels: NDArray[np.integer], classes: int) -> Gaussians:
-        """Add `classes` new classes (labels 0..classes-1); the covariance stays the pooled one over all samples."""
+        """Add `classes` new classes (labels 0..classes-1); the covariance is pooled over all samples."""
         x = np.asarray(features, np.float64)
         means, counts = _means(x, labels, classes)
         grown = replace(
@@ -68,16 +68,16 @@ class Gaussians:
         return grown._pool(x - means[labels], np.concatenate([np.zeros_like(self.counts), counts]))
 
     def with_samples(self, features: NDArray[np.floating], labels: NDArray[np.integer]) -> Gaussians:
-        """More samples of known classes: means as if from the start, the covariance pooled, an image weighing as any.
+        """Add samples to existing classes: exact means, and a covariance pooled with equal weights per sample.
 
-        `fit` weighs each class the same instead (Eq. compute_sigma); the two agree where classes are balanced.
+        `fit` gives equal weights per class instead (Eq. compute_sigma); for balanced classes the two agree.
         """
         x = np.asarray(features, np.float64)
         means, counts, rows = self.means.copy(), self.counts.copy(), []
         for c in np.unique(labels):
             own, old = x[labels == c], float(counts[c])
             fresh = own.mean(axis=0)
-            # Two groups' scatter about their common mean: each about its own, and the shift between the two means.
+            # The scatter of two groups about their common mean: that of each about its own mean, and the means' shift.
             shift = np.sqrt(old * len(own) / (old + len(own))) * (fresh - means[c])
             rows += [own - fresh, shift[None]]
             counts[c] += len(own)
@@ -85,9 +85,9 @@ class Gaussians:
         return replace(self, means=means, counts=counts)._pool(np.concatenate(rows), counts - self.counts)
 
     def _pool(self, rows: Floats, added: NDArray[np.int64]) -> Gaussians:
-        """The covariance when `rows`, the centred samples added to each class, join those that it was made from."""
+        """Pool the covariance with `rows`, the centred samples that were added to the classes."""
         total = int(self.counts.sum())
-        share = (total - int(added.sum())) / total  # of the samples that were there
+        share = (total - int(added.sum())) / total  # of the earlier samples
         old = self.basis * np.sqrt(self.eigenvalues * share)[:, None]
         basis, eigenvalues = _eigen(np.concatenate([old, rows / np.sqrt(total)]))
         weights = ((self.counts - added) * self.weights * share + added / total) / self.counts
@@ -95,9 +95,9 @@ class Gaussians:
 
     @property
     def shrinkage(self) -> float:
-        """How far S is drawn toward a scaled identity: oracle-approximating shrinkage (Chen et al. 2010).
+        """The weight of a scaled identity in S: oracle-approximating shrinkage (Chen et al. 2010).
 
-        It needs only the eigenvalues and the sample count, so that it can be computed again when samples are added.
+        It depends on the eigenvalues and the sample count only, so it can be computed again when samples are added.
         """
         d, n = self.means.shape[1], int(self.counts.sum())
         trace, square = float(self.eigenvalues.sum()), float((self.eigenvalues**2).sum())
@@ -106,27 +106,22 @@ class Gaussians:
             return 1.0
         return float(min(1.0, ((1 - 2 / d) * square + trace**2) / ((n + 1 - 2 / d) * spread)))
 
-    def covariance(self) -> Floats:
-        """The shrunk covariance as a matrix (d, d): for people and tests, not on the way to a distance."""
-        scale, floor = self._spectrum()
-        return (self.basis.T * (scale - floor)) @ self.basis + floor * np.eye(self.means.shape[1])
-
-    def _spectrum(self) -> tuple[Floats, float]:
-        """The variances along the basis and, one for all, along every other direction."""
+    def spectrum(self) -> tuple[Floats, float]:
+        """The shrunk variances along the basis (r,), and the floor: the variance along every other direction."""
         d, rho = self.means.shape[1], self.shrinkage
         floor = rho * float(self.eigenvalues.sum()) / d
         if floor <= 0:
-            # One image a class, or identical ones: no variance at all. The spread of the means, or their size, is the
-            # only scale there is, and without one these distances would dwarf or outshine every other task's.
+            # One image per class, or identical images: no variance. The spread of the means, or their size, is the only
+            # scale left; without a scale these distances are not comparable with those of other tasks.
             spread = self.means.var(axis=0) if len(self.means) > 1 else self.means**2
             floor = max(float(spread.mean()), 1e-12)
         return (1 - rho) * self.eigenvalues + floor, floor
 
     def sample(self, classes: NDArray[np.integer], rng: np.random.Generator) -> Floats:
-        """One draw from each named class: (n, d)."""
-        scale, floor = self._spectrum()
+        """One random sample per entry of `classes`: (n, d)."""
+        scale, floor = self.spectrum()
         noise = rng.standard_normal((len(classes), self.means.shape[1]))
-        # Every direction at the floor's deviation, and the basis' directions stretched to their own.
+        # Noise with the floor's deviation in every direction, stretched along the basis to the deviations there.
         stretch = (noise @ self.basis.T) * (np.sqrt(scale) - np.sqrt(floor))
         out: Floats = self.means[classes] + np.sqrt(floor) * noise + stretch @ self.basis
         return out
@@ -137,7 +132,7 @@ class Gaussians:
             return np.zeros((len(features), 0))
         fixed = self._fixed
         x = np.asarray(features, np.float64) - fixed.centre
-        # |x - mu|^2 over the floor, corrected along the basis, where the variance is larger than the floor.
+        # |x - mu|^2 / floor, corrected along the basis, where the variance is larger than the floor.
         plain = ((x**2).sum(1)[:, None] + fixed.squares) - 2 * x @ fixed.means.T
         px = (x @ self.basis.T) * fixed.weights
         along = ((px**2).sum(1)[:, None] + fixed.projected_squares) - 2 * px @ fixed.projected.T
@@ -146,8 +141,8 @@ class Gaussians:
 
     @cached_property
     def _fixed(self) -> _Fixed:
-        scale, floor = self._spectrum()
-        # Seen from the middle of the means: squares of large numbers that are nearly equal would lose their digits.
+        scale, floor = self.spectrum()
+        # Relative to the mean of the means: the difference of large, nearly equal squares would lose precision.
         centre = self.means.mean(axis=0)
         means = self.means - centre
         weights = np.sqrt(np.maximum(0.0, 1 - floor / scale))
@@ -155,18 +150,18 @@ class Gaussians:
         return _Fixed(centre, means, (means**2).sum(1), weights, projected, (projected**2).sum(1), floor)
 
     def distances_without(self, features: NDArray[np.floating], labels: NDArray[np.integer]) -> Floats:
-        """The distances of fitted samples, each as if it alone had been left out of its class and of S: (n, C).
+        """Leave-one-out distances of fitted samples, each without itself in its class mean and in S: (n, C).
 
-        Few samples in many dimensions lie close to what was fitted on them, whatever a new image of the class would do.
-        Leaving one out changes the covariance by one outer product, and the Sherman-Morrison formula says the rest.
+        In many dimensions, fitted samples lie closer to their mean than new images of the class do. Without a sample,
+        the covariance differs by one outer product, so the Sherman-Morrison formula gives the new distance.
         """
         if len(features) == 0:
             return np.zeros((0, len(self.means)))
-        scale, floor = self._spectrum()
+        scale, floor = self.spectrum()
         x = np.asarray(features, np.float64)
         n = self.counts[labels].astype(np.float64)
         if (n < 2).any():
-            raise ValueError("a class of one sample has nothing left without it")
+            raise ValueError("cannot leave out the only sample of a class")
         gap = 1 / scale - 1 / floor  # the precision along the basis, relative to the floor's
         u = x - self.means[labels]  # (n, d)
         pu = u / floor + ((u @ self.basis.T) * gap) @ self.basis  # S^-1 u
@@ -175,12 +170,12 @@ class Gaussians:
         squared = self.distances(x) ** 2
         across = np.einsum("nd,ncd->nc", pu, x[:, None] - self.means)  # (x - mu_c)' S^-1 u
         out: Floats = squared + (kappa / rest)[:, None] * across**2
-        out[np.arange(len(x)), labels] *= (n / (n - 1)) ** 2  # the class's mean moves away from the sample
+        out[np.arange(len(x)), labels] *= (n / (n - 1)) ** 2  # the mean of its class without the sample is farther away
         return np.sqrt(out)
 
 
 def _means(x: Floats, labels: NDArray[np.integer], classes: int) -> tuple[Floats, NDArray[np.int64]]:
-    """Each class's mean (C, d) and its number of samples."""
+    """The means (C, d) and sample counts (C,) of the classes."""
     counts = np.bincount(labels, minlength=classes).astype(np.int64)
     if (counts == 0).any():
         raise ValueError(f"no sample for class {int(np.argmin(counts))}")
@@ -188,15 +183,11 @@ def _means(x: Floats, labels: NDArray[np.integer], classes: int) -> tuple[Floats
 
 
 def _eigen(rows: Floats) -> tuple[Floats, Floats]:
-    """Eigenvectors (r, d) and eigenvalues of rows' rows, by the smaller of the two Gram matrices."""
+    """Eigenvectors (r, d) and non-zero eigenvalues (r,) of rows' rows, by the smaller of the two Gram matrices."""
     n, d = rows.shape
+    values, vectors = np.linalg.eigh(rows @ rows.T if n <= d else rows.T @ rows)
+    keep = values > max(values.max(initial=0.0), 0.0) * 1e-13
+    values, basis = values[keep], vectors[:, keep].T
     if n <= d:
-        values, vectors = np.linalg.eigh(rows @ rows.T)
-        keep = values > max(values.max(initial=0.0), 0.0) * 1e-13
-        values = values[keep]
-        basis = (vectors[:, keep].T @ rows) / np.sqrt(values)[:, None]
-    else:
-        values, vectors = np.linalg.eigh(rows.T @ rows)
-        keep = values > max(values.max(initial=0.0), 0.0) * 1e-13
-        values, basis = values[keep], vectors[:, keep].T
+        basis = (basis @ rows) / np.sqrt(values)[:, None]
     return np.ascontiguousarray(basis[::-1]), np.ascontiguousarray(values[::-1])

@@ -1,9 +1,9 @@
-"""The adapted network: a frozen backbone whose last blocks carry masked adapters, read beside Figure 1(b) of the paper.
+"""The adapted network: a frozen backbone whose last blocks have masked adapters; see Figure 1(b) of the paper.
 
-    trunk(pixels) -> tokens                      frozen, the same for every task, computed once an image
-    blocks(tokens, task) -> z                    the adapted blocks with one task's adapters and norms; z is the CLS
+    trunk(pixels) -> tokens       frozen, the same for every task, computed once per image
+    blocks(tokens, task) -> z     the adapted blocks with one task's adapters and norms; z is the CLS token
 
-`TaskTensors` is all that distinguishes one task from another here, which is why one ONNX graph serves every task.
+Tasks differ only in their `TaskTensors`, so one ONNX graph serves every task.
 Shapes: N images, P tokens (1 for a CNN), d dimensions, L adapted blocks, A = 2L adapters, B bottleneck units.
 """
 
@@ -19,7 +19,7 @@ from models.inference.model import TaskModel
 
 
 class TaskTensors(NamedTuple):
-    """One task's adapters, masks folded in (0/1, so exactly), and its own copy of the LayerNorms."""
+    """One task's adapters with its hard masks multiplied in, and its own copy of the LayerNorms."""
 
     w1: Tensor  # (A, B, d)
     b1: Tensor  # (A, B)
@@ -30,14 +30,14 @@ class TaskTensors(NamedTuple):
 
 
 class Masks(NamedTuple):
-    """Soft masks of the task in training; a learned task has them folded into its tensors."""
+    """Soft masks of the task in training; the tensors of a learned task contain its hard masks."""
 
     m1: Tensor  # (A, B)
     m2: Tensor  # (A, d)
 
 
 class Attention(nn.Module):
-    """A frozen self-attention whose queries may be fewer than its keys."""
+    """Frozen self-attention; with `cls_only`, the CLS token is the only query."""
 
     def __init__(self, qkv_w: Tensor, qkv_b: Tensor, proj_w: Tensor, proj_b: Tensor, heads: int) -> None:
         super().__init__()
@@ -60,21 +60,21 @@ class Attention(nn.Module):
         else:
             q, k, v = F.linear(x, self.qkv_w, self.qkv_b).reshape(n, p, 3, self.heads, h).unbind(2)
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))  # (N, heads, P, h)
-        # Written out, not F.scaled_dot_product_attention: on a CPU its backward pass is several times slower.
+        # Not F.scaled_dot_product_attention: on a CPU its backward pass is several times slower.
         weights = torch.softmax((q * h**-0.5) @ k.transpose(-2, -1), dim=-1)
         out = (weights @ v).transpose(1, 2).reshape(n, -1, d)
         return F.linear(out, self.proj_w, self.proj_b)
 
 
 class IdentityAttention(nn.Module):
-    """What a CNN has in attention's place: its pooled feature is one token that attends to itself."""
+    """The attention of a CNN: its pooled feature is a single token."""
 
     def forward(self, x: Tensor, cls_only: bool) -> Tensor:
         return x
 
 
 class AdaptedBlock(nn.Module):
-    """One transformer block, frozen but for what the task brings: two adapters and two LayerNorms."""
+    """A frozen transformer block with two adapters and two LayerNorms of the task."""
 
     def __init__(self, attention: nn.Module, mlp: nn.Module) -> None:
         super().__init__()
@@ -100,18 +100,18 @@ class AdaptedBlocks(nn.Module):
     def forward(self, tokens: Tensor, task: TaskTensors, masks: Masks | None = None) -> Tensor:
         x, last = tokens, len(self.blocks) - 1
         for index, block in enumerate(self.blocks):
-            # Only the CLS token leaves the last block: its other tokens are keys and values and nothing more.
+            # Only the CLS token of the last block is used; its other tokens are needed as keys and values.
             x = block(x, task, index, self.eps, index == last, masks)
         return layer_norm(x, task, 2 * len(self.blocks), self.eps)[:, 0]
 
 
 def layer_norm(x: Tensor, task: TaskTensors, index: int, eps: float) -> Tensor:
-    """The task's own copy of a LayerNorm."""
+    """LayerNorm number `index` with the task's weights."""
     return F.layer_norm(x, (x.shape[-1],), task.norm_w[index], task.norm_b[index], eps)
 
 
 def adapter(a: Tensor, task: TaskTensors, index: int, masks: Masks | None) -> Tensor:
-    """a + m2 * (W2 relu(m1 * (W1 a + b1)) + b2): the masks are on the branch, never on the skip."""
+    """a + m2 * (W2 relu(m1 * (W1 a + b1)) + b2): the masks apply to the branch, not to the skip connection."""
     h = F.linear(a, task.w1[index], task.b1[index])
     h = torch.relu(h if masks is None else masks.m1[index] * h)
     out = F.linear(h, task.w2[index], task.b2[index])
@@ -119,10 +119,10 @@ def adapter(a: Tensor, task: TaskTensors, index: int, masks: Masks | None) -> Te
 
 
 def fold(task: TaskTensors, m1: Tensor, m2: Tensor) -> TaskTensors:
-    """The learned task's own tensors: hard masks multiplied in, units that it does not use removed.
+    """The tensors of a learned task: hard masks multiplied in, unused units removed.
 
-    Nothing that a later task does to the shared adapters, moving free units or adding new ones, reaches this copy, so
-    the task's features stay the same to the last bit. The adapters of a task are padded to its widest one.
+    They are a copy, so changes of the shared adapters by later tasks do not change the task's features in any bit. All
+    adapters of the task are padded to the widest one.
     """
     width = max(1, int(m1.sum(dim=1).max()))
     # A stable sort puts the active units first and keeps their order.
@@ -136,6 +136,6 @@ def fold(task: TaskTensors, m1: Tensor, m2: Tensor) -> TaskTensors:
 
 
 def tensors_of(task: TaskModel) -> TaskTensors:
-    """A learned task's arrays as the network takes them."""
+    """The arrays of a learned task as tensors."""
     a = task.adapters
     return TaskTensors(*(torch.from_numpy(x) for x in (a.w1, a.b1, a.w2, a.b2, task.norm_w, task.norm_b)))

@@ -1,11 +1,10 @@
-"""The backbone as two ONNX graphs, exported once: they take a task as input, so that a new task needs no new graph.
+"""The backbone as two ONNX graphs, exported once: they take a task as input, so a new task needs no new graph.
 
     trunk    pixels (N, 3, H, W) -> tokens (N, P, d)
     blocks   tokens, w1, b1, w2, b2, norm_w, norm_b (`TaskTensors`) -> features (N, d)
 
-N and the bottleneck B are free, everything else is fixed. The six inputs of a task have default values: the backbone's
-`frozen_task()`. So `blocks` with nothing but tokens gives the frozen feature, and a server has the pre-trained norms
-without torch, without another file, and in the one place that its hash vouches for.
+The sizes N and B (bottleneck) are dynamic, all others are fixed. The six inputs of a task have the backbone's
+`frozen_task()` as default values, so `blocks` with tokens as its only input gives the frozen feature.
 
 **The same backbone gives the same bytes**, in any process and in any folder: the graphs are stored by their hash.
 """
@@ -26,11 +25,11 @@ from models.network.adapted_blocks import AdaptedBlocks, TaskTensors
 from models.network.backbone import Backbone
 
 OPSET = 18
-EXAMPLES, UNITS = 2, 3  # sizes to trace with: a free size must not be 0 or 1, which the tracer takes for fixed
+EXAMPLES, UNITS = 2, 3  # dynamic sizes while tracing; the tracer treats 0 and 1 as fixed
 
 
 class _Blocks(nn.Module):
-    """The adapted blocks with a task's tensors as plain arguments: a graph has no tuples."""
+    """The adapted blocks with a task's tensors as separate arguments: a graph has no tuples."""
 
     def __init__(self, blocks: AdaptedBlocks) -> None:
         super().__init__()
@@ -45,7 +44,7 @@ class _Blocks(nn.Module):
 
 def export(backbone: Backbone) -> dict[str, bytes]:
     """The graphs by role, `trunk` and `blocks`, weights included."""
-    # On copies: the trainer may hold the backbone on a GPU, where tracing would need its examples too.
+    # Copies on the CPU: the trainer may use the backbone on a GPU.
     trunk, blocks = (copy.deepcopy(part).cpu().eval() for part in (backbone.trunk, _Blocks(backbone.blocks)))
     crop = backbone.spec.preprocessing.crop
     pixels = torch.zeros(EXAMPLES, 3, crop, crop)
@@ -65,7 +64,7 @@ def export(backbone: Backbone) -> dict[str, bytes]:
 
 def _trace(module: nn.Module, inputs: dict[str, Tensor], free: tuple[Any, ...], output: str) -> ModelProto:
     with warnings.catch_warnings():
-        # B is the same size in three inputs, as meant; the exporter tells of it each time.
+        # B is the size of three inputs on purpose; the exporter warns about each.
         warnings.filterwarnings("ignore", message=".*The axis name: B will not be used", category=UserWarning)
         program = torch.onnx.export(
             module,
@@ -77,14 +76,14 @@ def _trace(module: nn.Module, inputs: dict[str, Tensor], free: tuple[Any, ...], 
             dynamo=True,
             verbose=False,
         )
-    if program is None:  # only the old exporter answers so
+    if program is None:  # returned by the old exporter only
         raise RuntimeError("torch.onnx.export returned no program")
     proto: ModelProto = program.model_proto
     return proto
 
 
 def _bytes(model: ModelProto) -> bytes:
-    """Checked, and without what says where and by what it was made: stack traces, source paths, versions."""
+    """Serialize a checked graph without stack traces, source paths and versions of the machine that made it."""
     graph = model.graph
     del graph.value_info[:]
     for part in (model, graph, *graph.node, *graph.initializer, *graph.input, *graph.output):

@@ -1,4 +1,4 @@
-"""The versions as people look at them: what each one learned, how well it did, and what came before it."""
+"""The history of versions for operators: what each version learned, its metrics, and its parent."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from models.versions.store import VersionStore
 
 
 def lineage(store: VersionStore, current: int | None) -> Iterator[dict[str, Any]]:
-    """Every version on disk, oldest first, with what it added to its parent; a damaged one with its reason."""
+    """Every version on disk, oldest first, with the classes that it added to its parent; or why it is damaged."""
     known: dict[int, set[str]] = {}
     for n in store.versions():
         try:
@@ -19,22 +19,21 @@ def lineage(store: VersionStore, current: int | None) -> Iterator[dict[str, Any]
         except CorruptVersion as error:
             yield {"version": n, "current": n == current, "damaged": str(error)}
             continue
-        known[n] = {name for names in manifest.tasks for name in names}
+        known[n] = set(manifest.classes)
         before = known.get(manifest.parent, set()) if manifest.parent is not None else set()
-        added = [name for names in manifest.tasks for name in names if name not in before]
         yield {
             **summary(manifest),
             "tasks": manifest.tasks,
             "version": n,
             "current": n == current,
             "parent": manifest.parent,
-            "added": added,
+            "added": [name for name in manifest.classes if name not in before],
             "classes": len(known[n]),
         }
 
 
 def summary(manifest: Manifest) -> dict[str, Any]:
-    """A version in numbers; held-out images weigh the tasks."""
+    """The metrics of a version, averaged over its tasks by their held-out images."""
     metrics = manifest.metrics
     reports = metrics.get("tasks", [])
     return {

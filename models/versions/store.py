@@ -1,16 +1,16 @@
-"""The versions on disk, and which one is current. A version, once there, is never changed.
+"""The versions on disk, and which one is current. A published version is never changed.
 
     <root>/versions/000007/   manifest.json, model.safetensors, samples.json
-    <root>/rejected/<task>/   the same files, of a task that the gate refused
+    <root>/rejected/<task>/   the same files, of a task that the gate rejected
     <root>/graphs/<sha256>.onnx
-    <root>/CURRENT            the number, replaced as one step
-    <root>/promotions.jsonl   who became current, when, by whom and why; append-only
+    <root>/CURRENT            the number of the current version, replaced atomically
+    <root>/promotions.jsonl   the log of promotions: version, previous, time, by, reason; append-only
 
-**Killed at any moment, the store is valid, and publishing the task again ends with exactly one version of it.**
+**After a kill at any moment the store is valid, and publishing the task again ends with exactly one version of it.**
 
-The log line is written *before* `CURRENT` (write-ahead), so nobody is ever current without a line. The price is a line
-whose promotion was cut short; it gives itself away, because the next line's `previous` (read from `CURRENT`) or
-`CURRENT` itself is not its version, and `log()` leaves it out. Writers hold one lock; readers need none.
+A promotion is logged *before* `CURRENT` is replaced (write-ahead), so every current version has a line in the log. A
+kill in between leaves a line without effect, whose version is neither the `previous` of the next line (read from
+`CURRENT`) nor the current version; `log()` omits it. Writers hold one lock; readers need none.
 """
 
 import re
@@ -39,7 +39,7 @@ Tensors = Mapping[str, np.ndarray[Any, Any]]
 
 
 class Promotion(BaseModel):
-    """One line of the log: `version` became current in place of `previous`."""
+    """A line of the log: `version` became current in place of `previous`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -52,7 +52,7 @@ class Promotion(BaseModel):
 
 @dataclass(frozen=True)
 class LoadedVersion:
-    """A version whose every byte was checked."""
+    """A version whose files match the hashes in its manifest."""
 
     manifest: Manifest
     tensors: dict[str, np.ndarray[Any, Any]]
@@ -60,9 +60,9 @@ class LoadedVersion:
 
 
 class VersionStore:
-    """Publish, load and switch versions. Making one touches nothing: a server may have `root` read-only.
+    """Publishes, loads and activates versions. Only publishing, rejecting and activating write to `root`.
 
-    `on_step` hears "started", "written", "renamed", "logged", "promoted" as publishing passes them (for crash tests).
+    `on_step` is for crash tests: publishing calls it with "started", "written", "renamed", "logged", "promoted".
     """
 
     def __init__(self, root: Path, on_step: Callable[[str], None] = lambda step: None) -> None:
@@ -86,13 +86,13 @@ class VersionStore:
         return int(text)
 
     def versions(self) -> list[int]:
-        """Every numbered folder, oldest first; being listed says nothing about being whole or ever current."""
+        """The numbers of all version folders, oldest first; a listed version may be damaged or never promoted."""
         if not self._versions.is_dir():
             return []
         return sorted(int(f.name) for f in self._versions.iterdir() if re.fullmatch(r"[0-9]{6,}", f.name))
 
     def next_version(self) -> int:
-        """A number never used before, be it by a version since deleted."""
+        """A number that no version had before, including deleted ones."""
         return max([0, *self.versions(), *(line.version for line in self._lines())]) + 1
 
     def manifest(self, n: int) -> Manifest:
@@ -102,15 +102,15 @@ class VersionStore:
         return manifest
 
     def current_manifest(self) -> Manifest | None:
-        """Of the current version; None before the first."""
+        """The manifest of the current version; None before the first one."""
         current = self.current()
         return None if current is None else self.manifest(current)
 
     def load(self, n: int | None = None, *, expect_backbone: str | None = None) -> LoadedVersion:
-        """The version `n`, or the current one, after checking every hash; the server and the gate both come here."""
+        """Load version `n`, by default the current one, and verify every hash."""
         n = self.current() if n is None else n
         if n is None:
-            raise NothingLearned("no version is current yet: submit a task first")
+            raise NothingLearned("there is no current version yet: submit a task first")
         manifest = self.manifest(n)
         if expect_backbone is not None and manifest.backbone_sha256 != expect_backbone:
             raise CorruptVersion(
@@ -131,14 +131,14 @@ class VersionStore:
 
     def log(self) -> list[Promotion]:
         """The promotions that took effect, oldest first."""
-        # CURRENT before the lines: read the other way round, a promotion in between would hide its predecessor.
+        # CURRENT is read before the lines: in the other order, a promotion in between would hide its predecessor.
         current = self._current_or_last()
         lines = self._lines()
         followers = [*(line.previous for line in lines[1:]), current]
         return [line for line, follower in zip(lines, followers, strict=False) if follower == line.version]
 
     def find_task(self, task_id: str) -> int | None:
-        """The version that learned this task, if it was ever current: such a task must not be learned again."""
+        """The version that learned the task and was current at some time; such a task must not be learned again."""
         return next((n for n in sorted(self._promoted()) if self._manifest_or_none(n, task_id)), None)
 
     def graph_path(self, sha256: str) -> Path:
@@ -149,12 +149,12 @@ class VersionStore:
     def publish(
         self, manifest: Manifest, tensors: Tensors, samples: Any, *, by: By = "trainer", reason: str | None = None
     ) -> Manifest:
-        """Make the next version and make it current, provided that `manifest.parent` still is.
+        """Write the next version and make it current; StaleParent unless `manifest.parent` is the current version.
 
-        StaleParent otherwise, and nothing is left behind; nor is it when the disk is full. A folder that an earlier,
-        killed attempt at the same task on the same parent put in place is promoted as it is.
+        A failure, such as a full disk, leaves no files. A complete folder from a killed attempt at the same task on the
+        same parent is promoted instead of written again.
         """
-        self._require_current(manifest.parent)  # Before the lock and the bytes: a zombie need not wait to be refused.
+        self._require_current(manifest.parent)  # also before waiting for the lock: a stale attempt fails at once
         contents = _encode(tensors, samples)
         with self._writing(self._versions):
             self._require_current(manifest.parent)
@@ -163,14 +163,14 @@ class VersionStore:
             try:
                 self._promote(published.version, manifest.parent, by, reason or f"learned task {manifest.task_id}")
             except BaseException:
-                # The fsync after replacing CURRENT can fail too; by then the version is in use.
+                # The fsync after replacing CURRENT may fail as well: then the version is in use.
                 if self._current_or_last() != published.version:
                     files.discard(self.folder(published.version))
                 raise
             return published
 
     def reject(self, manifest: Manifest, tensors: Tensors, samples: Any, reason: str) -> Path:
-        """Keep what the gate refused, for people to look at; it is no version and can never become current."""
+        """Store the result of a task that the gate rejected, for inspection; it cannot become current."""
         manifest = manifest.model_copy(update={"metrics": {**manifest.metrics, "rejected": reason}})
         folder = self._rejected / manifest.task_id
         contents = _encode(tensors, samples)
@@ -179,14 +179,14 @@ class VersionStore:
         return folder
 
     def activate(self, n: int, by: By, reason: str) -> Manifest:
-        """Roll back or forward to a version that is on disk and whole."""
+        """Make an earlier or later version current, after verifying it."""
         with self._writing(self._versions):
             manifest = self.load(n).manifest
             self._promote(n, self._current_or_last(), by, reason)
             return manifest
 
     def add_graph(self, data: bytes) -> str:
-        """Store an ONNX graph under its hash; a damaged copy already there is replaced."""
+        """Store an ONNX graph by its hash; a damaged copy is replaced."""
         sha256 = sha256_bytes(data)
         path = self.graph_path(sha256)
         with self._writing(self._graphs):
@@ -210,7 +210,7 @@ class VersionStore:
         self._on_step("promoted")
 
     def _unfinished(self, wanted: Manifest) -> Manifest | None:
-        """What a killed attempt at this task left in place, if it is whole and still fits; otherwise it goes."""
+        """The complete folder of a killed attempt that equals the wanted version; other attempts are removed."""
         promoted = self._promoted()
         for n in self.versions():
             found = None if n in promoted else self._manifest_or_none(n, wanted.task_id)
@@ -224,12 +224,12 @@ class VersionStore:
 
     @contextmanager
     def _writing(self, folder: Path) -> Iterator[None]:
-        """Every writer comes through here, so a temporary name seen under the lock belongs to a dead one."""
+        """Hold the lock of all writers: a temporary name found under it belongs to a killed process."""
         try:
             open_data_folder(self.root)
             files.make_folder(folder)
             with files.file_lock(self.root / ".lock"):
-                # Of the root only CURRENT is ours: others keep files there and do not take this lock.
+                # Other programs write temporary files to the root without this lock, so only CURRENT's are removed.
                 for place in (".CURRENT.", "versions/.", "rejected/.", "graphs/."):
                     for garbage in self.root.glob(f"{place}*{files.TEMPORARY}"):
                         files.remove(garbage)
@@ -240,11 +240,10 @@ class VersionStore:
     # Details
 
     def folder(self, n: int) -> Path:
-        """Where a version is kept."""
         return self._versions / f"{n:06d}"
 
     def _lines(self) -> list[Promotion]:
-        """Every line that can be read: a crash may have torn one, and then its promotion did not happen."""
+        """Every complete line; an incomplete one was cut off by a crash, before its promotion took effect."""
         lines: list[Promotion] = []
         for text in self._log.read_bytes().split(b"\n") if self._log.exists() else []:
             with suppress(ValidationError):
@@ -261,17 +260,17 @@ class VersionStore:
     def _require_current(self, parent: int | None) -> None:
         current = self.current()
         if current != parent:
-            raise StaleParent(f"this work started from version {parent}, but {current} is current now; learn it again")
+            raise StaleParent(f"the task started from version {parent}, but {current} is current: learn it again")
 
     def _promoted(self) -> set[int]:
-        """Versions that were current at some time: in the log or, as a log can be lost, an ancestor of the current."""
-        line: set[int] = set()
+        """Versions that were current at some time: those in the log and, in case it is lost, the current's parents."""
+        ancestors: set[int] = set()
         n = self._current_or_last()
-        while n is not None and n not in line:
-            line.add(n)
+        while n is not None and n not in ancestors:
+            ancestors.add(n)
             manifest = self._manifest_or_none(n)
             n = manifest.parent if manifest else None
-        return line | {promotion.version for promotion in self.log()}
+        return ancestors | {promotion.version for promotion in self.log()}
 
     def _manifest_or_none(self, n: int, task_id: str | None = None) -> Manifest | None:
         try:
@@ -286,23 +285,20 @@ class VersionStore:
         except OSError as error:
             raise CorruptVersion(f"version {n}: {name} cannot be read: {error.strerror}", "missing") from error
 
-    def _verify_graphs(self, manifest: Manifest, who: str) -> None:
+    def _verify_graphs(self, manifest: Manifest, what: str) -> None:
         for role, sha256 in manifest.graphs.items():
+            graph = f"{what}: graph {role} ({sha256})"
             try:
                 found = sha256_file(self.graph_path(sha256))
             except OSError as error:
-                raise CorruptVersion(
-                    f"{who}: graph {role} ({sha256}) cannot be read: {error.strerror}", "missing"
-                ) from error
+                raise CorruptVersion(f"{graph} cannot be read: {error.strerror}", "missing") from error
             if found != sha256:
-                raise CorruptVersion(
-                    f"{who}: graph {role} ({sha256}) does not match its sha256; its bytes were changed", "changed"
-                )
+                raise CorruptVersion(f"{graph} does not match its sha256: its bytes were changed", "changed")
 
 
 def _encode(tensors: Tensors, samples: Any) -> dict[str, bytes]:
     try:
-        # safetensors writes the memory as it lies: a transposed view would come back silently scrambled.
+        # safetensors writes the memory of an array in order: the values of a transposed view would be permuted.
         dense = {name: np.asarray(tensor, order="C") for name, tensor in tensors.items()}
         return {TENSORS: safetensors.numpy.save(dense), SAMPLES: canonical_json(samples, what="the samples")}
     except SafetensorError as error:

@@ -1,3 +1,5 @@
+"""Gaussians: the paper's means and covariance, exact updates, and finite distances from few images."""
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -29,15 +31,21 @@ def oas(covariance: Floats, n: int) -> tuple[Floats, float]:
     return (1 - rho) * covariance + rho * tr / p * np.eye(p), float(rho)
 
 
+def covariance_of(gaussians: Gaussians) -> Floats:
+    """The shrunk covariance as a matrix (d, d)."""
+    scale, floor = gaussians.spectrum()
+    return (gaussians.basis.T * (scale - floor)) @ gaussians.basis + floor * np.eye(gaussians.means.shape[1])
+
+
 @quick
 @given(seeds, st.lists(st.integers(2, 20), min_size=1, max_size=4), st.integers(2, 30))
-def test_the_covariance_is_the_mean_of_the_classes_covariances_shrunk(seed: int, counts: list[int], d: int) -> None:
+def test_the_covariance_is_the_shrunk_mean_of_the_class_covariances(seed: int, counts: list[int], d: int) -> None:
     x, labels = sample(np.random.default_rng(seed), counts, d)
     gaussians = Gaussians.fit(x, labels, len(counts))
     per_class = [np.cov(x[labels == c], rowvar=False, bias=True).reshape(d, d) for c in range(len(counts))]
     shrunk, rho = oas(np.mean(per_class, axis=0), len(x))
     assert gaussians.shrinkage == pytest.approx(rho, rel=1e-9)
-    np.testing.assert_allclose(gaussians.covariance(), shrunk, atol=1e-9 * np.trace(shrunk))
+    np.testing.assert_allclose(covariance_of(gaussians), shrunk, atol=1e-9 * np.trace(shrunk))
     np.testing.assert_allclose(gaussians.means, [x[labels == c].mean(axis=0) for c in range(len(counts))])
     assert gaussians.counts.tolist() == counts
 
@@ -48,13 +56,13 @@ def test_distances_are_scipys_mahalanobis(seed: int, counts: list[int], d: int) 
     rng = np.random.default_rng(seed)
     x, labels = sample(rng, counts, d)
     gaussians = Gaussians.fit(x, labels, len(counts))
-    queries, inverse = 3 * rng.normal(size=(7, d)), np.linalg.inv(gaussians.covariance())
+    queries, inverse = 3 * rng.normal(size=(7, d)), np.linalg.inv(covariance_of(gaussians))
     expected = [[mahalanobis(q, mean, inverse) for mean in gaussians.means] for q in queries]
     np.testing.assert_allclose(gaussians.distances(queries), expected, rtol=1e-6)
 
 
 def test_distances_by_hand() -> None:
-    # One class at (1, 0) with variance 4 along the first axis and 1 along the second, no shrinkage to speak of.
+    # One class at (1, 0) with variance 4 along the first axis and 1 along the second, almost no shrinkage.
     gaussians = Gaussians(np.array([[1.0, 0.0]]), np.array([10**9]), np.eye(2), np.array([4.0, 1.0]), np.array([1e-9]))
     np.testing.assert_allclose(
         gaussians.distances(np.array([[5.0, 0.0], [1.0, 3.0], [1.0, 0.0]]))[:, 0], [2, 3, 0], atol=1e-6
@@ -82,7 +90,7 @@ def test_samples_added_later_give_the_same_as_all_at_once(seed: int, counts: lis
     rng = np.random.default_rng(seed)
     x, labels = sample(rng, counts, d)
     late = rng.random(len(x)) < 0.5
-    late[[np.flatnonzero(labels == c)[0] for c in range(len(counts))]] = False  # a class has an image to start from
+    late[[np.flatnonzero(labels == c)[0] for c in range(len(counts))]] = False  # a class starts with an image
     steps = Gaussians.empty(d).with_classes(x[~late], labels[~late], len(counts))
     for chunk in np.array_split(np.flatnonzero(late), 2):
         if len(chunk):
@@ -95,27 +103,27 @@ def assert_pooled(gaussians: Gaussians, x: Floats, labels: NDArray[np.int64], cl
     centred = x - means[labels]
     shrunk, _ = oas(centred.T @ centred / len(x), len(x))
     np.testing.assert_allclose(gaussians.means, means, rtol=1e-8, atol=1e-8)
-    np.testing.assert_allclose(gaussians.covariance(), shrunk, atol=1e-8 * np.trace(shrunk))
+    np.testing.assert_allclose(covariance_of(gaussians), shrunk, atol=1e-8 * np.trace(shrunk))
     assert gaussians.counts.tolist() == np.bincount(labels, minlength=classes).tolist()
     once = Gaussians.empty(x.shape[1]).with_classes(x, labels, classes)
     np.testing.assert_allclose(gaussians.distances(x[:5]), once.distances(x[:5]), rtol=1e-6, atol=1e-6)
 
 
-def test_samples_that_join_a_fitted_task_leave_the_mean_of_the_covariances_where_classes_are_balanced() -> None:
-    """`fit` weighs classes and `with_samples` weighs images: the two agree when each class has as many of both."""
+def test_adding_samples_to_balanced_classes_equals_fitting_all_samples() -> None:
+    """`fit` weighs per class and `with_samples` per image: they agree when all classes have equally many images."""
     x, labels = sample(np.random.default_rng(0), [8, 8, 8], 5)
     first = np.concatenate([np.flatnonzero(labels == c)[:4] for c in range(3)])
     rest = np.setdiff1d(np.arange(len(x)), first)
     steps = Gaussians.fit(x[first], labels[first], 3).with_samples(x[rest], labels[rest])
-    np.testing.assert_allclose(steps.covariance(), Gaussians.fit(x, labels, 3).covariance(), rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(covariance_of(steps), covariance_of(Gaussians.fit(x, labels, 3)), rtol=1e-9, atol=1e-9)
 
 
 @quick
 @given(seeds, st.integers(2, 6), st.lists(st.integers(0, 15), min_size=1, max_size=3).filter(any), st.integers(2, 12))
-def test_samples_that_join_a_fitted_task_are_pooled_image_by_image(
+def test_samples_added_to_a_fit_are_pooled_with_equal_weights_per_image(
     seed: int, start: int, more: list[int], d: int
 ) -> None:
-    """A balanced fit, then a different number of each class: exact means, and every image weighs the same."""
+    """A balanced fit, then different numbers per class: exact means, and equal weights per image."""
     x, labels = sample(np.random.default_rng(seed), [start + count for count in more], d)
     first = np.concatenate([np.flatnonzero(labels == c)[:start] for c in range(len(more))])
     late = np.setdiff1d(np.arange(len(x)), first)
@@ -123,13 +131,13 @@ def test_samples_that_join_a_fitted_task_are_pooled_image_by_image(
     assert_pooled(steps, x, labels, len(more))
 
 
-def test_draws_have_the_means_and_the_covariance_of_their_classes() -> None:
+def test_drawn_samples_have_the_means_and_the_covariance_of_their_classes() -> None:
     rng = np.random.default_rng(0)
     x, labels = sample(rng, [6, 5], 8)  # fewer samples than would fill every direction without the floor
     gaussians = Gaussians.fit(x, labels, 2)
     classes = np.repeat([0, 1], [60_000, 40_000])
     draws = gaussians.sample(classes, rng)
-    covariance = gaussians.covariance()
+    covariance = covariance_of(gaussians)
     for c in range(2):
         off = draws[classes == c].mean(axis=0) - gaussians.means[c]
         assert (np.abs(off) < 5 * np.sqrt(np.diag(covariance) / 40_000)).all()
@@ -138,8 +146,8 @@ def test_draws_have_the_means_and_the_covariance_of_their_classes() -> None:
     np.testing.assert_allclose(found / scale, covariance / scale, atol=0.03)
 
 
-def test_draws_of_a_class_lie_as_far_away_as_mahalanobis_says() -> None:
-    """The squared distance to the own mean is chi-squared with d degrees of freedom, however few the samples were."""
+def test_distances_of_drawn_samples_are_chi_squared() -> None:
+    """The squared distance to the class mean has d degrees of freedom, also after a fit on few samples."""
     rng = np.random.default_rng(1)
     gaussians = Gaussians.fit(*sample(rng, [3, 3], 40), 2)
     squared = gaussians.distances(gaussians.sample(np.zeros(5000, np.int64), rng))[:, 0] ** 2
@@ -147,7 +155,7 @@ def test_draws_of_a_class_lie_as_far_away_as_mahalanobis_says() -> None:
     assert squared.var() == pytest.approx(80, rel=0.15)
 
 
-def test_draws_need_no_variance_and_repeat_with_their_randomness() -> None:
+def test_drawing_works_without_variance_and_repeats_with_the_seed() -> None:
     gaussians = Gaussians.fit(np.eye(6)[:2], np.arange(2), 2)
     classes = np.array([1, 0, 1])
     one, same = (gaussians.sample(classes, np.random.default_rng(3)) for _ in range(2))
@@ -164,7 +172,7 @@ def test_three_images_in_1280_dimensions_give_finite_ordered_distances() -> None
     distances = gaussians.distances(np.stack([mean + step * direction for step in (0.0, 0.01, 0.1, 1.0, 10.0)]))[:, 0]
     assert np.isfinite(distances).all()
     assert (np.diff(distances) > 0).all()
-    assert len(gaussians.basis) <= 3  # what makes it small
+    assert len(gaussians.basis) <= 3
 
 
 def test_identical_images_give_finite_ordered_distances() -> None:
@@ -176,7 +184,7 @@ def test_identical_images_give_finite_ordered_distances() -> None:
     assert (np.diff(distances[:, 1]) < 0).all()
 
 
-def test_one_image_a_class_gives_finite_ordered_distances() -> None:
+def test_one_image_per_class_gives_finite_ordered_distances() -> None:
     x = np.eye(6)[:3]
     for gaussians in (Gaussians.fit(x, np.arange(3), 3), Gaussians.empty(6).with_classes(x, np.arange(3), 3)):
         distances = gaussians.distances(x)
@@ -184,7 +192,7 @@ def test_one_image_a_class_gives_finite_ordered_distances() -> None:
         assert distances.argmin(axis=1).tolist() == [0, 1, 2]
 
 
-def test_distances_without_any_variance_have_a_scale_that_other_tasks_can_be_compared_with() -> None:
+def test_distances_without_variance_are_comparable_with_those_of_other_tasks() -> None:
     rng = np.random.default_rng(0)
     x = rng.normal(size=(2, 50))
     single = Gaussians.fit(x, np.arange(2), 2).distances(rng.normal(size=(1, 50)))
@@ -197,13 +205,13 @@ def test_a_class_without_an_image_is_refused() -> None:
         Gaussians.fit(np.zeros((2, 3)), np.array([0, 2]), 3)
 
 
-def test_nothing_learned_has_distances_to_nothing() -> None:
+def test_an_empty_model_gives_no_distances() -> None:
     assert Gaussians.empty(4).distances(np.ones((3, 4))).shape == (3, 0)
 
 
 @pytest.mark.parametrize("d", [12, 200])
 @pytest.mark.parametrize("counts", [[10, 10], [6, 6, 6], [20, 2], [30, 30, 3]])
-def test_a_sample_left_out_lies_where_a_fit_without_it_says(counts: list[int], d: int) -> None:
+def test_leave_one_out_distances_equal_those_of_a_fit_without_the_sample(counts: list[int], d: int) -> None:
     rng = np.random.default_rng(0)
     labels = np.repeat(np.arange(len(counts)), counts)
     x = rng.normal(size=(len(labels), d)) * rng.uniform(0.1, 3, d) + 2 * rng.normal(size=(len(counts), d))[labels]
@@ -211,12 +219,12 @@ def test_a_sample_left_out_lies_where_a_fit_without_it_says(counts: list[int], d
     for i in range(len(x)):
         rest = np.arange(len(x)) != i
         expected = Gaussians.fit(x[rest], labels[rest], len(counts)).distances(x[i : i + 1])[0]
-        # The shrinkage is taken for the same, which it is not where one image is half of its class.
+        # The formula keeps the shrinkage, which changes when one image is half of its class.
         np.testing.assert_allclose(found[i], expected, rtol=0.1 if min(counts) > 3 else 0.35)
 
 
-def test_a_class_of_one_sample_has_nothing_left_without_it() -> None:
+def test_the_only_sample_of_a_class_cannot_be_left_out() -> None:
     x, labels = np.eye(3), np.array([0, 0, 1])
-    with pytest.raises(ValueError, match="nothing left without it"):
+    with pytest.raises(ValueError, match="only sample of a class"):
         Gaussians.fit(x, labels, 2).distances_without(x, labels)
     assert Gaussians.fit(x, labels, 2).distances_without(x[:0], labels[:0]).shape == (0, 2)
