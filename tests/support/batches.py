@@ -3,7 +3,21 @@
 from collections.abc import Collection, Iterable
 from functools import partial
 
+import pytest
+
 from tasks.batch.check import DEFAULT_LIMITS, BatchCheck, BatchLimits, LabelledBatch
+from tasks.errors import BatchError
+from tests.support.images import make_image
+
+Items = list[tuple[str, str, bytes]]  # label, origin, image
+
+
+def items(**classes: list[bytes]) -> Items:
+    return [(name, f"{name}/{at}.jpg", data) for name, images in classes.items() for at, data in enumerate(images)]
+
+
+def one_class(name: str) -> Items:
+    return [(name, "a.jpg", make_image(0)), (name, "b.jpg", make_image(1))]
 
 
 def check_batch(
@@ -16,3 +30,9 @@ def check_batch(
     for label, origin, data in items:
         check.add(label, origin, partial(bytes, data))
     return check.finish()
+
+
+def batch_problems(given: Items, known: Collection[str] = (), limits: BatchLimits = DEFAULT_LIMITS) -> list[str]:
+    with pytest.raises(BatchError) as caught:
+        check_batch(given, known, limits)
+    return caught.value.problems

@@ -26,13 +26,13 @@ def around(centre: list[float], count: int, seed: int) -> Array:
 
 @pytest.fixture
 def head() -> Head:
-    """Two classes along the first axis; it has never heard of `ood`."""
+    """Two classes along the first axis; `ood` is untrained."""
     return Head(np.array([[2, 0, 0], [-2, 0, 0], [0, 0, 0]], np.float32), np.array([0, 0, -5], np.float32))
 
 
 OWN = np.concatenate([around([2, 0, 0], 15, 0), around([-2, 0, 0], 15, 1)])
 LABELS = np.repeat([0, 1], 15).astype(np.int64)
-OTHERS = around([1, 3, 0], 40, 2)  # they look like the first class, but for the second axis
+OTHERS = around([1, 3, 0], 40, 2)  # they differ from the first class only in the second axis
 GAUSSIANS = Gaussians.fit(OWN, LABELS, 2)
 
 
@@ -43,7 +43,7 @@ def update(
 
 
 def draws(count: int, seed: int) -> tuple[Array, NDArray[np.int64]]:
-    """Samples of the head's own classes that no memory keeps."""
+    """Draws from the head's own class Gaussians."""
     labels = np.repeat([0, 1], count).astype(np.int64)
     return GAUSSIANS.sample(labels, np.random.default_rng(seed)).astype(np.float32), labels
 
@@ -56,7 +56,7 @@ def test_an_earlier_head_learns_to_call_the_new_task_ood(head: Head) -> None:
     assert (after.logits(OWN).argmax(axis=1) == LABELS).mean() > 0.95
 
 
-def test_own_images_stay_themselves_when_others_outnumber_them_twenty_to_one(head: Head) -> None:
+def test_own_images_keep_their_class_when_others_outnumber_them_twenty_to_one(head: Head) -> None:
     own = np.concatenate([OWN[:3], OWN[15:18]])
     labels = np.repeat([0, 1], 3).astype(np.int64)
     others = around([1, 3, 0], 120, 4)
@@ -64,7 +64,7 @@ def test_own_images_stay_themselves_when_others_outnumber_them_twenty_to_one(hea
     assert (after.logits(OWN).argmax(axis=1) == LABELS).mean() > 0.95
 
 
-def test_a_head_trained_on_draws_alone_knows_its_classes(head: Head) -> None:
+def test_a_head_trained_only_on_draws_recognises_its_classes(head: Head) -> None:
     own, labels = draws(15, 0)
     after = update_head(head, GAUSSIANS, own, labels, OTHERS, SETTINGS, np.random.default_rng(0))
     fresh, truth = draws(200, 1)
@@ -72,8 +72,8 @@ def test_a_head_trained_on_draws_alone_knows_its_classes(head: Head) -> None:
     assert (after.logits(OTHERS).argmax(axis=1) == 2).mean() > 0.95
 
 
-def test_draws_keep_a_head_from_doubting_its_classes_when_the_memory_has_hardly_an_image_left(head: Head) -> None:
-    """One image a class, far from the others on the side that its class is not: alone it moves the border too far."""
+def test_draws_keep_own_classes_probable_when_the_memory_has_one_image_per_class(head: Head) -> None:
+    """The only image of each class lies far from the others: without draws it moves the border too far."""
     own = np.array([[2, -2, 0], [-2, -2, 0]], np.float32)
     others = np.concatenate([around([2, 1.2, 0], 20, 5), around([-2, 1.2, 0], 20, 6)])
     alone = Gaussians(own.astype(np.float64), np.ones(2, np.int64), np.eye(3), np.full(3, 1e-9), np.full(2, 0.5))
@@ -87,8 +87,8 @@ def test_draws_keep_a_head_from_doubting_its_classes_when_the_memory_has_hardly_
 
 
 @pytest.mark.parametrize("count", range(1, 18))
-def test_no_draw_is_taken_for_one_of_the_others_whatever_the_last_batch_holds(head: Head, count: int) -> None:
-    """A batch of 16 is 8 and 8; of so many others the last one holds 1 to 8. Draws far away would show."""
+def test_draws_never_replace_other_images_whatever_the_size_of_the_last_batch(head: Head, count: int) -> None:
+    """A batch of 16 holds 8 own and 8 others; the last batch holds 1 to 8. Draws are marked by a distant feature."""
     own, labels = np.concatenate([OWN[:1], OWN[15:16]]), np.arange(2)
     seen: list[tuple[Array, list[int]]] = []
 
@@ -122,30 +122,30 @@ def test_no_draw_is_taken_for_one_of_the_others_whatever_the_last_batch_holds(he
         assert not (drawn & ~mine).any()
 
 
-NOBODY = np.zeros((0, 3), np.float32)
+NO_FEATURES = np.zeros((0, 3), np.float32)
 
 
-def test_a_head_with_no_image_of_its_own_stays_as_it_is(head: Head) -> None:
-    assert update(head, own=NOBODY) is head
+def test_a_head_without_own_images_is_not_changed(head: Head) -> None:
+    assert update(head, own=NO_FEATURES) is head
 
 
-def test_a_head_with_nothing_to_be_told_apart_from_learns_its_own_classes(head: Head) -> None:
-    """The only task, extended: a class that has moved is found where it is now."""
+def test_a_head_without_other_images_learns_its_own_classes(head: Head) -> None:
+    """The only task is extended: a class whose features moved is recognised at its new place."""
     own = np.concatenate([around([2, 0, 0], 15, 0), around([1, 2, 0], 15, 1)])
     gaussians = Gaussians.fit(own, LABELS, 2)
-    after = update_head(head, gaussians, own, LABELS, NOBODY, SETTINGS, np.random.default_rng(0))
+    after = update_head(head, gaussians, own, LABELS, NO_FEATURES, SETTINGS, np.random.default_rng(0))
     assert (head.logits(own).argmax(axis=1) == LABELS).mean() <= 0.5
     assert (after.logits(own).argmax(axis=1) == LABELS).mean() > 0.95
 
 
-def test_the_same_randomness_gives_the_same_head(head: Head) -> None:
+def test_the_same_seed_gives_the_same_head(head: Head) -> None:
     one, same, other = update(head), update(head), update(head, seed=1)
     assert np.array_equal(one.weight, same.weight)
     assert np.array_equal(one.bias, same.bias)
     assert not np.array_equal(one.weight, other.weight)
 
 
-def test_the_head_that_came_in_is_not_changed(head: Head) -> None:
+def test_the_given_head_is_not_changed_in_place(head: Head) -> None:
     weight, bias = head.weight.copy(), head.bias.copy()
     after = update(head)
     assert np.array_equal(head.weight, weight)
@@ -155,9 +155,9 @@ def test_the_head_that_came_in_is_not_changed(head: Head) -> None:
 
 
 def test_a_single_step_is_a_quarter_memory_a_quarter_draws_and_half_others(head: Head) -> None:
-    """One epoch of one batch, no momentum: the gradient of Eq. backward worked out in numpy."""
+    """One epoch of one batch, no momentum: the gradient of Eq. backward computed in numpy."""
     settings = tiny_settings(back_epochs=1, back_learning_rate=0.1, back_batch=8, momentum=0.0)
-    own, others = np.repeat(OWN[:1], 4, axis=0), OTHERS[:4]  # alike, so that it does not matter which are replaced
+    own, others = np.repeat(OWN[:1], 4, axis=0), OTHERS[:4]  # equal, so that it does not matter which are replaced
     with patch.object(Gaussians, "sample", lambda self, classes, rng: self.means[classes]):
         after = update(head, own, others, settings=settings)
     drawn = np.repeat(GAUSSIANS.means[:1].astype(np.float32), 2, axis=0)
@@ -171,7 +171,7 @@ def test_a_single_step_is_a_quarter_memory_a_quarter_draws_and_half_others(head:
 
 
 def nearest(rows: Array, among: Array) -> float:
-    """How far the row that is farthest from all of `among` is from the nearest of them."""
+    """The largest distance of a row to its nearest neighbour in `among`."""
     return float(np.abs(rows[:, None] - among[None]).max(axis=2).min(axis=1).max(initial=0.0))
 
 
@@ -212,8 +212,8 @@ def test_every_earlier_head_is_updated_on_its_own_tasks_features() -> None:
 
 
 @pytest.mark.parametrize("memory", [4, 500])
-def test_a_class_extended_by_very_many_images_does_not_swallow_its_sibling(memory: int) -> None:
-    """Two images of each class in the memory, then sixty of one of them, whether or not the memory is full."""
+def test_a_class_extended_by_many_images_does_not_dominate_the_other_class_of_its_task(memory: int) -> None:
+    """The memory holds two images of each class; then one class gets sixty, with a full and a large memory."""
     right: list[list[float]] = []
     for seed in range(3):
         chosen = {"epochs": 8, "learning_rate": 0.1, "sparsity": 0.1, "back_epochs": 10, "seed": seed}

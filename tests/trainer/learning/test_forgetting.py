@@ -1,4 +1,4 @@
-"""No forgetting, to the last bit: in what a version serves, and in the shared adapters that tasks are trained in."""
+"""Later tasks change no bit of earlier features, neither in a version's tensors nor in the shared adapters."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -49,11 +49,11 @@ histories = st.fixed_dictionaries(
 
 
 def any_tokens(seed: int = 7, scale: float = 1.0) -> Tensor:
-    """Four inputs that nobody was trained on."""
+    """Four inputs outside every training set."""
     return scale * torch.randn(4, TOKENS, DIMENSIONS, generator=torch.Generator().manual_seed(seed))
 
 
-inputs = st.builds(any_tokens, st.integers(0, 2**32 - 1), st.floats(0.01, 100))  # small and large
+inputs = st.builds(any_tokens, st.integers(0, 2**32 - 1), st.floats(0.01, 100))
 
 
 def feature(backbone: Backbone, tokens: Tensor, task: TaskTensors, masks: Masks | None = None) -> Tensor:
@@ -64,7 +64,7 @@ def feature(backbone: Backbone, tokens: Tensor, task: TaskTensors, masks: Masks 
 
 @contextmanager
 def recorded_masks() -> Iterator[list[Masks]]:
-    """The hard masks of every task that is learned inside."""
+    """Collect the hard masks of every task that is learned in the context."""
     masks: list[Masks] = []
 
     def recording(task: TaskTensors, m1: Tensor, m2: Tensor) -> TaskTensors:
@@ -87,14 +87,14 @@ def learn_history(history: dict[str, object], back_update: bool) -> tuple[Learne
 
 
 def unfolded(shared: SharedAdapters, task: TaskModel, width: int) -> TaskTensors:
-    """The first `width` units of the shared adapters with a task's norms."""
+    """The first `width` units of the shared adapters, with the task's norms."""
     a = shared.adapters
     parts = (a.w1[:, :width], a.b1[:, :width], a.w2[:, :, :width], a.b2, task.norm_w, task.norm_b)
     return TaskTensors(*(torch.tensor(part) for part in parts))
 
 
 def same(one: object, other: object) -> bool:
-    """Dataclasses of arrays, equal to the bit."""
+    """Whether two dataclasses of arrays are equal bit for bit."""
     return all(
         np.array_equal(getattr(one, field.name), getattr(other, field.name))
         for field in fields(one)  # type: ignore[arg-type]
@@ -103,7 +103,7 @@ def same(one: object, other: object) -> bool:
 
 @slow
 @given(histories, st.booleans(), inputs)
-def test_a_later_task_cannot_move_an_earlier_feature(
+def test_a_later_task_does_not_change_an_earlier_feature(
     history: dict[str, object], back_update: bool, tokens: Tensor
 ) -> None:
     learner, learned, _ = learn_history(history, back_update)
@@ -116,10 +116,10 @@ def test_a_later_task_cannot_move_an_earlier_feature(
 
 @slow
 @given(histories, inputs)
-def test_a_later_task_cannot_move_an_earlier_feature_in_the_shared_adapters(
+def test_a_later_task_does_not_change_an_earlier_feature_in_the_shared_adapters(
     history: dict[str, object], tokens: Tensor
 ) -> None:
-    """The served copy is folded, out of reach; here a task's masks are put on the adapters that all are trained in."""
+    """A version serves folded copies of the adapters; here a task's masks are applied to the shared ones."""
     learner, learned, masks = learn_history(history, back_update=False)
     for k in range(len(learned)):
         task, shared = learned[k].model.tasks[k], learned[k].model.shared
@@ -129,7 +129,7 @@ def test_a_later_task_cannot_move_an_earlier_feature_in_the_shared_adapters(
         for later in learned[k + 1 :]:
             now = later.model.shared
             assert torch.equal(feature(learner.backbone, tokens, unfolded(now, task, width), masks[k]), at_first)
-            # Units that were added since are none of the task's: with their masks at zero they change nothing.
+            # Units added later are masked out for the task: they change nothing.
             wider = Masks(F.pad(masks[k].m1, (0, now.bottleneck - width)), masks[k].m2)
             whole = feature(learner.backbone, tokens, unfolded(now, task, now.bottleneck), wider)
             torch.testing.assert_close(whole, at_first, rtol=1e-3, atol=1e-4)
@@ -137,7 +137,7 @@ def test_a_later_task_cannot_move_an_earlier_feature_in_the_shared_adapters(
 
 @slow
 @given(histories)
-def test_what_tasks_have_taken_stays_taken_and_stays_in_place(history: dict[str, object]) -> None:
+def test_used_units_stay_used_and_keep_their_weights(history: dict[str, object]) -> None:
     _, learned, masks = learn_history(history, back_update=False)
     for k, (old, new) in enumerate(pairwise(learned)):
         was, now = old.model.shared, new.model.shared
@@ -147,19 +147,17 @@ def test_what_tasks_have_taken_stays_taken_and_stays_in_place(history: dict[str,
         assert np.array_equal(now.used1[:, :width], np.maximum(was.used1, own.m1[:, :width].numpy()))
         assert np.array_equal(now.used1[:, width:], own.m1[:, width:].numpy())
         assert np.array_equal(now.used2, np.maximum(was.used2, own.m2.numpy()))
-        taken1, taken2 = was.used1 == 1, was.used2 == 1
-        both = taken2[:, :, None] & taken1[:, None, :]
-        assert np.array_equal(now.adapters.w1[:, :width][taken1], was.adapters.w1[taken1])
-        assert np.array_equal(now.adapters.b1[:, :width][taken1], was.adapters.b1[taken1])
+        used1, used2 = was.used1 == 1, was.used2 == 1
+        both = used2[:, :, None] & used1[:, None, :]
+        assert np.array_equal(now.adapters.w1[:, :width][used1], was.adapters.w1[used1])
+        assert np.array_equal(now.adapters.b1[:, :width][used1], was.adapters.b1[used1])
         assert np.array_equal(now.adapters.w2[:, :, :width][both], was.adapters.w2[both])
-        assert np.array_equal(now.adapters.b2[taken2], was.adapters.b2[taken2])
+        assert np.array_equal(now.adapters.b2[used2], was.adapters.b2[used2])
 
 
 @slow
 @given(histories, st.booleans())
-def test_back_updating_moves_the_heads_of_earlier_tasks_and_nothing_else(
-    history: dict[str, object], back_update: bool
-) -> None:
+def test_back_updating_changes_only_the_heads_of_earlier_tasks(history: dict[str, object], back_update: bool) -> None:
     _, learned, _ = learn_history(history, back_update)
     for before, after in pairwise(learned):
         for old, new in zip(before.model.tasks, after.model.tasks, strict=False):
@@ -180,7 +178,7 @@ def test_adapters_grow_when_a_layer_is_nearly_full_and_not_before() -> None:
     assert [one.model.shared.bottleneck for one in roomy] == [32, 32]
 
 
-def test_grown_adapters_keep_every_old_unit_in_its_place() -> None:
+def test_growing_adapters_keeps_every_old_unit_in_place() -> None:
     backbone, chosen = tiny_backbone(), tiny_settings(grow_when_used=0.6)
     start = initial_adapters(backbone, chosen)
     assert grow_adapters(start, chosen) is start
@@ -194,7 +192,7 @@ def test_grown_adapters_keep_every_old_unit_in_its_place() -> None:
     assert not np.array_equal(grown.adapters.w1[:, 6:], start.adapters.w1)  # new units are not copies of the old
 
 
-def test_adapters_grow_until_the_share_that_is_taken_is_below_the_limit() -> None:
+def test_adapters_grow_until_the_used_share_is_below_the_limit() -> None:
     start = initial_adapters(tiny_backbone(), tiny_settings())
     full = SharedAdapters(start.adapters, np.ones_like(start.used1), start.used2)
     for limit, units in ((0.9, 12), (0.45, 18), (0.3, 24), (0.15, 42)):
@@ -206,7 +204,7 @@ def test_adapters_grow_until_the_share_that_is_taken_is_below_the_limit() -> Non
         assert not any(np.array_equal(one, other) for one, other in pairwise(steps))  # each step has its own weights
 
 
-def half_taken(seed: int = 0) -> SharedAdapters:
+def half_used(seed: int = 0) -> SharedAdapters:
     rng = np.random.default_rng(seed)
     start = initial_adapters(tiny_backbone(), tiny_settings())
     used1 = rng.integers(0, 2, start.used1.shape).astype(np.float32)
@@ -220,16 +218,14 @@ def loss_of(network: _TaskNetwork, backbone: Backbone, labels: Tensor) -> Tensor
 
 @settings(max_examples=10, deadline=None)
 @given(st.integers(0, 1000), st.sampled_from([0.0, 0.9]), st.sampled_from([0.0, 0.1]))
-def test_a_step_moves_what_is_free_and_not_one_bit_of_what_is_protected(
-    seed: int, momentum: float, decay: float
-) -> None:
-    backbone, shared = tiny_backbone(), half_taken(seed)
+def test_a_step_changes_free_entries_and_no_bit_of_protected_ones(seed: int, momentum: float, decay: float) -> None:
+    backbone, shared = tiny_backbone(), half_used(seed)
     chosen = tiny_settings(momentum=momentum, weight_decay=decay, learning_rate=0.1)
     network = _TaskNetwork(backbone, shared, 2, chosen, "test", torch.device("cpu"))
     start = {key: network.parameters[key].detach().clone() for key in ADAPTER_TENSORS}
     for step in range(15):
         loss = loss_of(network, backbone, torch.tensor([0, 1, 2, step % 3]))
-        # A pull on every entry, for a unit that no input wakes has no gradient of its own.
+        # A gradient for every entry: a unit that no input activates has none of its own.
         network.step(loss + 0.1 * sum(network.parameters[key].sum() for key in ADAPTER_TENSORS), 1.0)
     protected = hat.protection(torch.tensor(shared.used1), torch.tensor(shared.used2))
     for key in ADAPTER_TENSORS:
@@ -239,29 +235,29 @@ def test_a_step_moves_what_is_free_and_not_one_bit_of_what_is_protected(
         assert (now[~kept] != start[key][~kept]).all(), key
 
 
-def test_momentum_that_was_built_up_before_cannot_move_what_is_protected() -> None:
-    backbone, shared = tiny_backbone(), half_taken()
+def test_existing_momentum_does_not_change_protected_entries() -> None:
+    backbone, shared = tiny_backbone(), half_used()
     network = _TaskNetwork(
         backbone, shared, 2, tiny_settings(momentum=0.9, weight_decay=0.1), "test", torch.device("cpu")
     )
     state = network.state()
     network.restore(state | {f"momentum.{key}": np.ones_like(value) for key, value in state.items()})
     before = {key: network.parameters[key].detach().clone() for key in ADAPTER_TENSORS}
-    network.step(network.parameters["head_b"].sum(), 1.0)  # a loss that no adapter has a part in
+    network.step(network.parameters["head_b"].sum(), 1.0)  # a loss that does not depend on the adapters
     for key in ADAPTER_TENSORS:
         kept = network.protected[key].expand_as(before[key])
         assert torch.equal(network.parameters[key].detach()[kept], before[key][kept])
 
 
-def test_weight_decay_touches_weights_and_neither_masks_norms_nor_biases() -> None:
-    backbone, shared = tiny_backbone(), half_taken()
+def test_weight_decay_changes_weights_but_no_masks_norms_or_biases() -> None:
+    backbone, shared = tiny_backbone(), half_used()
     chosen = tiny_settings(momentum=0.0, weight_decay=0.1, learning_rate=0.5)
     network = _TaskNetwork(backbone, shared, 2, chosen, "test", torch.device("cpu"))
-    with torch.no_grad():  # biases start at zero, where decay could not be seen
+    with torch.no_grad():  # biases start at zero, where decay has no effect
         for parameter in network.parameters.values():
             parameter += 0.5
     before = {key: value.detach().clone() for key, value in network.parameters.items()}
-    network.step(0.0 * sum(value.sum() for value in network.parameters.values()), 1.0)  # gradients, all of them zero
+    network.step(0.0 * sum(value.sum() for value in network.parameters.values()), 1.0)  # all gradients are zero
     for key, old in before.items():
         kept = network.protected[key].expand_as(old) if key in network.protected else torch.zeros_like(old, dtype=bool)
         decayed = key in ("w1", "w2", "head_w")
@@ -275,16 +271,16 @@ def test_weight_decay_touches_weights_and_neither_masks_norms_nor_biases() -> No
         torch.testing.assert_close(network.parameters[key].detach(), expected, rtol=1e-6, atol=0)
 
 
-def test_embeddings_stay_where_the_sigmoid_can_still_turn_them_round() -> None:
+def test_embeddings_are_clipped_to_where_the_sigmoid_has_a_gradient() -> None:
     backbone = tiny_backbone()
-    network = _TaskNetwork(backbone, half_taken(), 2, tiny_settings(learning_rate=10.0), "test", torch.device("cpu"))
+    network = _TaskNetwork(backbone, half_used(), 2, tiny_settings(learning_rate=10.0), "test", torch.device("cpu"))
     for _ in range(5):
         network.step(loss_of(network, backbone, torch.tensor([0, 1, 2, 0])), 1.0)
     for key in ("e1", "e2"):
         assert network.parameters[key].abs().max() <= 6
 
 
-def test_learning_a_task_does_not_change_the_model_that_it_started_from() -> None:
+def test_learning_a_task_does_not_change_the_parent_model() -> None:
     learner = tiny_learner()
     parent = learn_tasks(learner, class_tasks([2]))[0]
     before = {name: array.copy() for name, array in parent.model.tensors().items()}
@@ -294,7 +290,7 @@ def test_learning_a_task_does_not_change_the_model_that_it_started_from() -> Non
     assert all(np.array_equal(array, before[name]) for name, array in parent.model.tensors().items())
 
 
-def test_more_images_of_a_known_class_move_its_statistics_and_heads_only() -> None:
+def test_more_images_of_a_known_class_change_only_its_statistics_and_heads() -> None:
     learner = tiny_learner()
     before = learn_tasks(learner, class_tasks([2, 2]))[-1]
     more = TinyImages().batch(["class 1"], count=10, start=50)
@@ -311,7 +307,7 @@ def test_more_images_of_a_known_class_move_its_statistics_and_heads_only() -> No
     assert not same(after.model.tasks[0].head, before.model.tasks[0].head)
 
 
-def test_more_images_for_the_only_task_move_its_head() -> None:
+def test_more_images_of_the_only_task_change_its_head() -> None:
     learner = tiny_learner()
     before = learn_tasks(learner, class_tasks([2]))[0]
     more = TinyImages().batch(["class 1"], count=10, start=50)
@@ -325,7 +321,7 @@ def count_of(model: Model, task: int) -> int:
     return int(gaussians.counts.sum())
 
 
-def test_a_first_task_with_two_images_a_class_still_finds_something_novel() -> None:
+def test_a_first_task_with_two_images_per_class_has_a_threshold() -> None:
     learner = tiny_learner(hold_out_from=50)
     learned = learn_tasks(learner, class_tasks([2], images=2))[0]
     assert learned.model.calibration.threshold[0] > -1e4

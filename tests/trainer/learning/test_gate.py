@@ -18,13 +18,13 @@ few = st.lists(st.integers(0, 5).map(float), max_size=12).map(lambda x: np.array
 
 @quick
 @given(few, few)
-def test_auc_is_the_share_of_pairs_in_the_right_order(positive: Floats, negative: Floats) -> None:
+def test_auc_is_the_share_of_correctly_ordered_pairs(positive: Floats, negative: Floats) -> None:
     pairs = [1.0 if p > n else 0.5 if p == n else 0.0 for p in positive for n in negative]
     expected = sum(pairs) / len(pairs) if pairs else None
     assert auc(positive, negative) == (None if expected is None else pytest.approx(expected))
 
 
-# Two old tasks with one class each and a new one; the rule `frozen` makes the nearest class the answer.
+# Two old tasks with one class each, and a new one. The rule `frozen` answers with the nearest class.
 PARENT = bare_model([["a"], ["b"]], rule=Rule("frozen"))
 CHILD = bare_model([["a"], ["b"], ["c"]], rule=Rule("frozen"))
 
@@ -33,22 +33,22 @@ def evidence(distances: Sequence[Sequence[float]]) -> Evidence:
     return Evidence([], [], np.array(distances, float))
 
 
-def test_accuracy_asks_for_the_own_class_among_all_that_are_known() -> None:
+def test_accuracy_counts_images_whose_best_class_is_their_label() -> None:
     found = is_correct(CHILD, evidence([[1, 2, 3], [1, 2, 3], [3, 2, 1], [3, 2, 1]]), ["a", "b", "c", "never learned"])
     assert found.tolist() == [True, False, True, False]
 
 
-def test_a_tasks_auc_is_of_its_own_best_score_against_all_other_images() -> None:
+def test_the_auc_of_a_task_compares_its_own_best_score_with_all_other_images() -> None:
     model = bare_model([["a", "b"], ["c"]], rule=Rule("frozen"))
     seen, labels = evidence([[1, 9, 5], [9, 2, 5], [3, 9, 0], [1.5, 9, 0]]), ["a", "b", "c", "c"]
-    # The first task's own score is by min(1, 9), min(9, 2) for its images, 3 and 1.5 for the others: 3 of 4 pairs.
+    # Smallest distances to the first task: 1 and 2 for its images, 3 and 1.5 for the others. 3 of 4 pairs are ordered.
     assert task_auc(model, seen, labels, 0) == 0.75
     assert task_auc(model, seen, labels, 1) == 1.0
     assert task_auc(model, seen, ["a", "b", "a", "b"], 0) is None
 
 
 def gate_case(wrong: int, of: int = 20) -> tuple[Evidence, Evidence, list[str]]:
-    """The parent knows all `of` images of a and as many of b; the child takes `wrong` of each for class c."""
+    """The parent is right on `of` images of each class; the child answers c for `wrong` of each."""
     labels = ["a"] * of + ["b"] * of
     before = [[1, 2]] * of + [[2, 1]] * of
     after = [[1, 2, 0 if i < wrong else 3] for i in range(of)] + [[2, 1, 0 if i < wrong else 3] for i in range(of)]
@@ -69,7 +69,7 @@ def test_the_gate_accepts_a_loss_within_the_margin() -> None:
     assert judged(wrong=2, margin=0.15) == (True, ())
 
 
-def test_the_gate_rejects_a_loss_of_accuracy_beyond_the_margin_and_says_how_much() -> None:
+def test_the_gate_rejects_a_loss_of_accuracy_beyond_the_margin_and_reports_it() -> None:
     accepted, (reason,) = judged(wrong=4, margin=0.15)
     assert not accepted
     assert "accuracy fell from 1.000 to 0.800, more than 0.15" in reason
@@ -84,14 +84,14 @@ def test_the_gate_rejects_exactly_beyond_the_margin(wrong: int, margin: float) -
 
 
 def auc_case(mixed: int) -> tuple[Evidence, Evidence, list[str]]:
-    """Twenty images of a and twenty of b; under the child `mixed` of b come nearer to a than any of a's own."""
+    """Twenty images of a and of b; under the child, `mixed` images of b are nearer to a than any image of a."""
     labels = ["a"] * 20 + ["b"] * 20
     before = evidence([[1, 4]] * 20 + [[3, 1]] * 20)
     after = evidence([[1, 4, 9]] * 20 + [[0.9 if i < mixed else 3, 0.5, 9] for i in range(20)])
     return before, after, labels
 
 
-def test_the_gate_rejects_a_loss_of_auc_even_when_accuracy_stays() -> None:
+def test_the_gate_rejects_a_loss_of_auc_when_accuracy_is_unchanged() -> None:
     settings = tiny_settings(gate_accuracy=0.15, gate_auc=0.1)
     before, after, labels = auc_case(mixed=10)
     verdict = judge(PARENT, CHILD, before, after, labels, settings)
@@ -104,8 +104,8 @@ def test_the_gate_rejects_a_loss_of_auc_even_when_accuracy_stays() -> None:
     assert judge(PARENT, CHILD, *auc_case(mixed=2), settings).accepted
 
 
-def test_old_tasks_are_weighed_by_their_images() -> None:
-    # a: 30 images, all still right; b: 2 images, both lost. Together 2 of 32, which is within the margin.
+def test_old_tasks_are_weighted_by_their_images() -> None:
+    # a: 30 images, all correct; b: 2 images, both wrong. 2 of 32 is within the margin.
     labels = ["a"] * 30 + ["b"] * 2
     before = evidence([[1, 2]] * 30 + [[2, 1]] * 2)
     after = evidence([[1, 2, 3]] * 30 + [[2, 1, 0]] * 2)
@@ -113,7 +113,7 @@ def test_old_tasks_are_weighed_by_their_images() -> None:
     assert not judge(PARENT, CHILD, before, after, labels, tiny_settings(gate_accuracy=0.05)).accepted
 
 
-def test_a_first_version_has_nothing_to_lose() -> None:
+def test_a_first_version_is_accepted() -> None:
     first = bare_model([["a", "b"]], rule=Rule("frozen"))
     verdict = judge(None, first, None, evidence([[2, 1], [2, 1]]), ["a", "b"], tiny_settings())
     assert verdict.accepted
@@ -122,7 +122,7 @@ def test_a_first_version_has_nothing_to_lose() -> None:
     assert verdict.tasks[0].auc_after is None
 
 
-def test_a_verdict_as_a_dictionary_says_whether_it_was_accepted() -> None:
+def test_a_verdict_is_a_dictionary_with_accepted_and_the_reports() -> None:
     before, after, labels = gate_case(wrong=20)
     data = judge(PARENT, CHILD, before, after, labels, tiny_settings()).to_dict()
     assert data["accepted"] is False

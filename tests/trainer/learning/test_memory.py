@@ -39,7 +39,7 @@ def test_every_class_with_enough_images_has_the_same_share_of_the_memory(
 ) -> None:
     rng = np.random.default_rng(seed)
     old = remember({}, images(first), size, rng)
-    new = images(second, start=10)  # a known class comes with some images that it had before
+    new = images(second, start=10)  # a known class repeats some of its images
     memory = remember(old, new, size, rng)
     assert set(memory) == set(first) | set(second)
     quota = size // max(len(memory), 1)
@@ -54,7 +54,7 @@ def test_every_class_with_enough_images_has_the_same_share_of_the_memory(
 
 @quick
 @given(seeds, batches, st.integers(12, 60))
-def test_old_classes_make_room_by_dropping_only(seed: int, first: dict[str, int], size: int) -> None:
+def test_old_classes_only_lose_images(seed: int, first: dict[str, int], size: int) -> None:
     rng = np.random.default_rng(seed)
     old = remember({}, images(first), size, rng)
     memory = remember(old, images(dict.fromkeys("uvwxyz", 5)), size, rng)
@@ -68,7 +68,7 @@ def test_the_memory_is_not_changed_in_place() -> None:
     assert memory == {"a": ("a/0", "a/1")}
 
 
-def test_what_is_remembered_is_a_random_choice_not_the_first_images() -> None:
+def test_the_memory_is_a_random_choice_of_images() -> None:
     kept = {key for seed in range(20) for key in remember({}, images({"a": 10}), 3, np.random.default_rng(seed))["a"]}
     assert kept == set(images({"a": 10})["a"])
 
@@ -114,7 +114,7 @@ floats = st.lists(st.floats(allow_nan=False, allow_infinity=False), max_size=3).
     st.lists(st.builds(HeldOut, st.text(), st.text(), floats, floats), max_size=3).map(tuple),
     st.dictionaries(st.text(), st.lists(st.text(), max_size=3).map(tuple), max_size=3),
 )
-def test_samples_survive_json(
+def test_samples_are_unchanged_by_json(
     memory: dict[str, tuple[str, ...]], held_out: tuple[HeldOut, ...], seen: dict[str, tuple[str, ...]]
 ) -> None:
     samples = Samples(memory, held_out, seen)
@@ -126,19 +126,19 @@ def test_samples_name_every_image_that_must_be_kept() -> None:
     assert Samples({"a": ("1", "2"), "b": ()}, (HeldOut("3", "a"), HeldOut("2", "a"))).keys == {"1", "2", "3"}
 
 
-def test_an_image_that_is_sent_again_is_neither_counted_twice_nor_trained_on_where_it_judges() -> None:
+def test_a_repeated_image_is_not_counted_twice_and_not_trained_on_if_it_is_held_out() -> None:
     learner = tiny_learner(replay_size=100)
     parent = learn_tasks(learner, class_tasks([2]))[0]
-    judges = {sample.key for sample in parent.samples.held_out}
-    again = TinyImages().batch(["class 0"], count=16)  # the six that it was learned from, and ten more
+    held_out = {sample.key for sample in parent.samples.held_out}
+    again = TinyImages().batch(["class 0"], count=16)  # six learned images and ten new ones
     child = learner.learn(parent.model, parent.samples, again, Checkpoint(None), silent_progress())
     memory = [key for keys in child.samples.memory.values() for key in keys]
-    assert not judges & set(memory)
+    assert not held_out & set(memory)
     assert len(memory) == len(set(memory))
     assert child.model.tasks[0].gaussians.counts.tolist() == [5 + 9, 5]
 
 
-def test_a_class_that_is_extended_again_and_again_keeps_no_more_than_the_limit_of_held_out_images() -> None:
+def test_the_limit_of_held_out_images_holds_for_a_class_that_is_extended_repeatedly() -> None:
     learner = tiny_learner(hold_out=0.49, epochs=1)
     model, samples = learner.empty(), Samples()
     for start in (0, 100):
@@ -149,35 +149,35 @@ def test_a_class_that_is_extended_again_and_again_keeps_no_more_than_the_limit_o
 
 
 def test_a_batch_with_more_classes_than_the_memory_holds_is_refused_before_it_is_trained() -> None:
-    learner, heard = tiny_learner(replay_size=1), []
-    progress = Progress("task", lambda event: heard.append(event.phase))
+    learner, phases = tiny_learner(replay_size=1), []
+    progress = Progress("task", lambda event: phases.append(event.phase))
     with pytest.raises(BatchError):
         learner.learn(learner.empty(), Samples(), class_tasks([2])[0], Checkpoint(None), progress)
-    assert heard == []  # not even read
+    assert phases == []
 
 
 @pytest.mark.parametrize("known", [False, True])
 def test_a_new_class_with_one_image_is_refused_before_it_is_trained(known: bool) -> None:
-    learner, heard = tiny_learner(), []
+    learner, phases = tiny_learner(), []
     parent = learn_tasks(learner, class_tasks([2]))[0]
     images = TinyImages().batch(["lone"], count=1) | (TinyImages().batch(["class 0"], start=20) if known else {})
-    progress = Progress("task", lambda event: heard.append(event.phase))
+    progress = Progress("task", lambda event: phases.append(event.phase))
     with pytest.raises(BatchError, match="class 'lone' is new and has one image: add another"):
         learner.learn(parent.model, parent.samples, images, Checkpoint(None), progress)
-    assert heard == []
+    assert phases == []
 
 
-# What a batch brings that is new.
+# Unseen images
 
 LEARNED = Samples(seen={"cat": ("c1", "c2"), "dog": ("d1",)})
 
 
-def test_only_images_that_were_never_learned_are_new() -> None:
+def test_images_that_were_never_learned_are_unseen() -> None:
     assert unseen({"dog": ["d2", "d1"], "cat": ["c1"], "cow": ["w1"]}, LEARNED) == {"cow": ["w1"], "dog": ["d2"]}
     assert unseen({"cat": ["c1"]}, Samples()) == {"cat": ["c1"]}
 
 
-def test_a_batch_of_nothing_new_is_refused() -> None:
+def test_a_batch_without_unseen_images_is_refused() -> None:
     with pytest.raises(BatchError, match="every image of this batch is learned already"):
         unseen({"cat": ["c2"], "dog": ["d1"]}, LEARNED)
 
@@ -196,7 +196,7 @@ def test_an_image_learned_under_another_label_is_named_by_its_file() -> None:
         unseen({"cow": ["w1", "c1"]}, LEARNED, {"c1": "holidays/7.jpg", "w1": "holidays/8.jpg"})
 
 
-def test_a_whole_class_learned_under_another_label_is_a_short_list() -> None:
+def test_a_long_list_of_conflicting_labels_is_shortened() -> None:
     learned = Samples(seen={"cat": tuple(f"c{i}" for i in range(500))})
     with pytest.raises(BatchError) as caught:
         unseen({"cow": list(learned.seen["cat"])}, learned)
@@ -206,7 +206,7 @@ def test_a_whole_class_learned_under_another_label_is_a_short_list() -> None:
     )
 
 
-def test_what_was_seen_grows_class_by_class() -> None:
+def test_merged_adds_images_per_class() -> None:
     grown = merged(LEARNED.seen, {"cow": ["w1"], "cat": ["c3"]})
     assert grown == {"cat": ("c1", "c2", "c3"), "dog": ("d1",), "cow": ("w1",)}
     assert LEARNED.seen == {"cat": ("c1", "c2"), "dog": ("d1",)}
@@ -214,7 +214,7 @@ def test_what_was_seen_grows_class_by_class() -> None:
 
 @quick
 @given(seeds, st.dictionaries(st.sampled_from("abc"), st.integers(1, 2 * HELD_OUT_PER_CLASS), min_size=1))
-def test_held_out_images_are_bounded_class_by_class_and_keep_their_order(seed: int, counts: dict[str, int]) -> None:
+def test_held_out_images_are_limited_per_class_and_keep_their_order(seed: int, counts: dict[str, int]) -> None:
     held_out = [HeldOut(key, name) for name, keys in images(counts).items() for key in keys]
     np.random.default_rng(seed).shuffle(held_out)  # type: ignore[arg-type]
     kept = limit_held_out(held_out, np.random.default_rng(seed))
@@ -225,7 +225,7 @@ def test_held_out_images_are_bounded_class_by_class_and_keep_their_order(seed: i
     assert limit_held_out(held_out, np.random.default_rng(seed)) == kept
 
 
-def test_a_class_that_is_known_and_comes_again_needs_one_place_in_the_memory() -> None:
+def test_a_known_class_in_the_batch_counts_once_for_the_memory() -> None:
     check_size({"a", "b"}, {"b", "c"}, 3)
     with pytest.raises(BatchError, match=r"3 classes do not fit a memory of 2 images: raise .*TRAIN_REPLAY_SIZE"):
         check_size({"a", "b"}, {"b", "c"}, 2)

@@ -1,4 +1,4 @@
-"""A training that was killed goes on from its last finished epoch and ends with the same bytes."""
+"""A killed training resumes after its last finished epoch and ends with the same bytes."""
 
 import shutil
 import signal
@@ -18,7 +18,7 @@ from tests.support.paths import ROOT
 pytest.importorskip("torch")
 
 EPOCHS = 16
-# The graphs take seconds to export and have no part in what is tested.
+# Exporting graphs takes seconds and does not matter here.
 COMMAND = """
 import sys
 import trainer.publish
@@ -49,14 +49,14 @@ def second_batch(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def learned(batch: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A data folder that has learned the batch undisturbed; never to be changed."""
-    data = tmp_path_factory.mktemp("undisturbed")
+    """A data folder that learned the batch without interruption. Do not change it."""
+    data = tmp_path_factory.mktemp("uninterrupted")
     assert main(["learn", str(batch), "--data", str(data)]) == 0
     return data
 
 
 @pytest.fixture(scope="module")
-def undisturbed(learned: Path) -> dict[str, bytes]:
+def uninterrupted(learned: Path) -> dict[str, bytes]:
     return learned_bytes(learned)
 
 
@@ -66,14 +66,14 @@ def learned_bytes(data: Path, version: int = 1) -> dict[str, bytes]:
 
 
 def finished_epochs(data: Path, phase: str) -> int:
-    """What the phase's checkpoint says; it starts with its own hash."""
+    """Finished epochs in the checkpoint of the phase; its file starts with a hash."""
     for path in (data / "work").glob(f"*/{phase}"):
         return int.from_bytes(path.read_bytes()[64:72], "little")
     return 0
 
 
 def kill_in(phase: str, command: list[str], data: Path) -> None:
-    """SIGKILL the command as soon as the phase has finished an epoch."""
+    """SIGKILL the command after the first finished epoch of the phase."""
     process = subprocess.Popen([sys.executable, "-c", COMMAND, *command], cwd=ROOT, stderr=subprocess.DEVNULL)
     try:
         end = time.monotonic() + 120
@@ -88,33 +88,33 @@ def kill_in(phase: str, command: list[str], data: Path) -> None:
 
 @pytest.mark.parametrize("phase", ["task 1", "task 1, fold 2 of 2"])
 def test_a_killed_training_ends_with_the_same_bytes(
-    phase: str, batch: Path, undisturbed: dict[str, bytes], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    phase: str, batch: Path, uninterrupted: dict[str, bytes], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = tmp_path / "data"
     command = ["learn", str(batch), "--data", str(data)]
     kill_in(phase, command, data)
-    assert 0 < finished_epochs(data, phase) < EPOCHS, "killed too late to say anything"
+    assert 0 < finished_epochs(data, phase) < EPOCHS, "killed too late to test resuming"
     assert VersionStore(data).current() is None
 
     assert main(command) == 0
-    assert learned_bytes(data) == undisturbed
-    # It went on: the phases that were finished are not trained again.
+    assert learned_bytes(data) == uninterrupted
+    # It resumed: finished epochs are not trained again.
     assert f"{phase}: epoch 1/" not in capsys.readouterr().err
     assert not any(path.is_dir() for path in (data / "work").iterdir())
 
 
-def test_a_second_task_killed_in_its_training_ends_with_the_same_bytes(
+def test_a_killed_second_task_ends_with_the_same_bytes(
     second_batch: Path, learned: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With a parent, its memory replayed and its head back-updated."""
-    folders = [Path(shutil.copytree(learned, tmp_path / name)) for name in ("undisturbed", "killed")]
-    # Noise under three names: whether the gate likes it is not the question.
+    """The second task replays the memory and back-updates the first head."""
+    folders = [Path(shutil.copytree(learned, tmp_path / name)) for name in ("uninterrupted", "killed")]
+    # The images are noise: let the gate accept everything.
     commands = [
         ["learn", str(second_batch), "--data", str(data), "--gate-accuracy=1", "--gate-auc=1"] for data in folders
     ]
     assert main(commands[0]) == 0
     kill_in("task 2", commands[1], folders[1])
-    assert 0 < finished_epochs(folders[1], "task 2") < EPOCHS, "killed too late to say anything"
+    assert 0 < finished_epochs(folders[1], "task 2") < EPOCHS, "killed too late to test resuming"
     assert VersionStore(folders[1]).current() == 1
     assert learned_bytes(folders[1]) == learned_bytes(learned)
 
@@ -126,9 +126,9 @@ def test_a_second_task_killed_in_its_training_ends_with_the_same_bytes(
     assert not np.array_equal(before, after), "nothing was back-updated"
 
 
-def test_an_interrupted_training_says_that_it_can_go_on_and_does(
+def test_an_interrupted_training_says_how_to_resume_and_resumes(
     batch: Path,
-    undisturbed: dict[str, bytes],
+    uninterrupted: dict[str, bytes],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -145,7 +145,7 @@ def test_an_interrupted_training_says_that_it_can_go_on_and_does(
     assert "the same command goes on from the last finished epoch" in capsys.readouterr().err
     assert finished_epochs(tmp_path, "task 1") == 3
     assert main(command) == 0
-    assert learned_bytes(tmp_path) == undisturbed
+    assert learned_bytes(tmp_path) == uninterrupted
 
 
 def test_a_checkpoint_of_other_settings_is_not_resumed(

@@ -1,4 +1,4 @@
-"""Tokens: computed once where there is room, each time where there is none, and never different."""
+"""The token cache: tokens are the same whether they are cached or computed again."""
 
 from collections import Counter
 
@@ -25,7 +25,7 @@ KEYS = [key for keys in TinyImages().batch(["a", "b"], count=CHUNK - 5).values()
 
 
 class Reads:
-    """The pictures, and how often each was asked for."""
+    """Reads images and counts the reads of each."""
 
     def __init__(self) -> None:
         self.count: Counter[str] = Counter()
@@ -41,20 +41,20 @@ def tokens_of(limit: int | None) -> tuple[TokenCache, Reads]:
 
 
 @pytest.mark.parametrize("rows", [0, 1, 7, CHUNK + 1])
-def test_what_does_not_fit_is_computed_again_and_is_the_same(rows: int) -> None:
+def test_tokens_beyond_the_limit_are_computed_again_and_equal(rows: int) -> None:
     (bounded, _), (unbounded, _) = tokens_of(rows * ROW), tokens_of(None)
     task = tiny_backbone().frozen_task()
-    asked = [*KEYS, *KEYS[:3]]  # some twice
-    views = [place % 3 for place in range(len(asked))]
+    keys = [*KEYS, *KEYS[:3]]  # some twice
+    views = [place % 3 for place in range(len(keys))]
     for tokens in (bounded, unbounded):
         tokens.prepare(KEYS, views=3)
     for _ in range(2):
-        torch.testing.assert_close(bounded.get(asked), unbounded.get(asked), rtol=0, atol=1e-6)
-        torch.testing.assert_close(bounded.get(asked, views), unbounded.get(asked, views), rtol=0, atol=1e-6)
-        np.testing.assert_allclose(bounded.features(asked, task), unbounded.features(asked, task), rtol=0, atol=1e-5)
+        torch.testing.assert_close(bounded.get(keys), unbounded.get(keys), rtol=0, atol=1e-6)
+        torch.testing.assert_close(bounded.get(keys, views), unbounded.get(keys, views), rtol=0, atol=1e-6)
+        np.testing.assert_allclose(bounded.features(keys, task), unbounded.features(keys, task), rtol=0, atol=1e-5)
 
 
-def test_no_more_is_kept_than_there_is_room_for() -> None:
+def test_the_cache_keeps_no_more_than_its_limit() -> None:
     tokens, reads = tokens_of(7 * ROW)
     tokens.prepare(KEYS)
     reads.count.clear()
@@ -62,7 +62,7 @@ def test_no_more_is_kept_than_there_is_room_for() -> None:
     assert set(KEYS) - set(reads.count) == set(KEYS[:7])
 
 
-def test_with_room_every_image_is_read_once() -> None:
+def test_every_image_is_read_once_if_the_cache_has_room() -> None:
     tokens, reads = tokens_of(None)
     tokens.prepare(KEYS)
     tokens.get([*KEYS, *KEYS])
@@ -71,12 +71,12 @@ def test_with_room_every_image_is_read_once() -> None:
     assert set(reads.count) == set(KEYS)
 
 
-def test_no_image_gives_no_feature() -> None:
+def test_no_images_give_no_features() -> None:
     tokens, _ = tokens_of(0)
     assert tokens.features([], tiny_backbone().frozen_task()).shape == (0, DIMENSIONS)
 
 
-def test_tokens_can_be_trained_on_whether_they_were_kept_or_not() -> None:
+def test_cached_and_uncached_tokens_can_be_trained_on() -> None:
     for limit in (0, None):
         tokens, _ = tokens_of(limit)
         weight = torch.ones(DIMENSIONS, requires_grad=True)
@@ -89,7 +89,7 @@ def learned_with(views: int) -> tuple[Learner, Model]:
     return learner, learn_tasks(learner, class_tasks([2], images=12))[0].model
 
 
-def test_a_training_with_augmented_views_learns_and_gives_the_same_each_time() -> None:
+def test_training_with_augmented_views_is_reproducible_and_learns() -> None:
     (learner, model), (_, again), (_, plain) = learned_with(3), learned_with(3), learned_with(1)
     one, other = model.tensors(), again.tensors()
     assert all(np.array_equal(one[name], other[name]) for name in one)

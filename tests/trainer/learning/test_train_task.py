@@ -1,4 +1,4 @@
-"""The inner loop of a task: how many steps it takes, and what it tells the progress."""
+"""The training loop of a task: its number of steps and its progress."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,14 +19,14 @@ from trainer.learning.train_task import TaskData, _TaskNetwork, image_passes, in
 
 @dataclass
 class Counted:
-    """What a fit did."""
+    """Work of one training."""
 
-    images: int  # through the network
+    images: int  # passed through the network
     temperatures: list[float]  # of each step
 
 
 def counted(images: int, replayed: int = 0, **chosen: Any) -> tuple[Counted, TaskData, LearnerSettings]:
-    """Train on so many images of two classes and count."""
+    """Train on `images` images of two classes and count the work."""
     learner: Learner = tiny_learner(**{"epochs": 1, **chosen})
     keys = [key for names in TinyImages().batch(["a", "b"], count=-(-images // 2)).values() for key in names][:images]
     replay = TinyImages().batch(["old"], count=replayed)["old"]
@@ -69,14 +69,14 @@ def test_a_small_task_has_enough_steps_for_the_masks_to_harden(images: int) -> N
         assert epoch[-1] == pytest.approx(hat.S_MAX)
 
 
-def test_a_large_task_is_passed_over_once_an_epoch() -> None:
+def test_a_large_task_is_passed_over_once_per_epoch() -> None:
     done, _, _ = counted(90, batch_size=4, min_steps=20)
     assert (done.images, len(done.temperatures)) == (90, 23)
 
 
 @settings(max_examples=25, deadline=None)
 @given(st.integers(2, 40), st.integers(1, 6), st.integers(1, 12), st.sampled_from([0, 2, 9]), st.integers(1, 2))
-def test_the_planned_work_is_the_images_that_pass(
+def test_the_planned_work_equals_the_images_that_pass(
     images: int, batch: int, min_steps: int, replayed: int, epochs: int
 ) -> None:
     done, data, chosen = counted(images, replayed, batch_size=batch, min_steps=min_steps, epochs=epochs)
