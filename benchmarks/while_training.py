@@ -113,7 +113,7 @@ def measure(settings: dict[str, str]) -> dict[str, Any]:
 
 def _teach(client: Client, folder: Path, names: Sequence[str]) -> str:
     from openworld.commands.teach import zipped
-    from tasks.batch.sources import open_batch
+    from tasks.batch import open_batch
 
     write_images(folder, names, IMAGES)
     with open_batch(folder) as batch:

@@ -27,7 +27,7 @@ from service.inference.pulse import Pulse
 from service.inference.recent_predictions import RecentPredictions
 from service.inference.recorder import Recorder
 from service.settings import ServiceSettings
-from tasks.batch.check import BatchLimits
+from tasks.batch import BatchLimits
 from tasks.queue import TaskQueue, announce, connect, listen
 
 log = logging.getLogger(__name__)

@@ -21,7 +21,7 @@ from models.network.export import export
 from models.versions.edits import unusable_labels
 from models.versions.manifest import Manifest
 from models.versions.store import VersionStore
-from tasks.batch.check import LabelledBatch
+from tasks.batch import LabelledBatch
 from tasks.errors import BatchError
 from tasks.images import ImageStore
 from trainer.data_folder import Rollback, check_disk_space, training_lock

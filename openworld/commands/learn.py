@@ -18,7 +18,7 @@ from models.versions.store import VersionStore
 from openworld import tables
 from openworld.options import settings_from
 from openworld.progress import Display
-from tasks.batch.sources import open_batch
+from tasks.batch import open_batch
 from trainer.learning.settings import LearnerSettings
 
 SUMMARY = "learn a folder of named images as the next task"

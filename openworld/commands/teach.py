@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from openworld import remote, tables
 from openworld.progress import Display
-from tasks.batch.sources import open_batch
+from tasks.batch import open_batch
 from trainer.learning.progress import Event
 
 if TYPE_CHECKING:

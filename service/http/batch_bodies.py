@@ -19,8 +19,7 @@ from starlette.requests import Request
 from service.errors import BodyTooLarge, UnsupportedBody
 from service.http.bodies import body_chunks, content_type, parse_json, read_form
 from service.wire.tasks import Labels
-from tasks.batch.check import BatchCheck, BatchLimits, LabelledBatch
-from tasks.batch.sources import open_batch
+from tasks.batch import BatchCheck, BatchLimits, LabelledBatch, open_batch
 
 ADVICE = "split the batch"
 MAX_JSON = 32 * 2**20

@@ -15,7 +15,7 @@ from service.errors import InvalidName
 from service.http.auth import AnyKey, LabelKey
 from service.http.problems import documented
 from service.wire.classes import ClassEdit, ClassEntry, Classes
-from tasks.batch.class_names import canonical, confusion_problems, name_problems
+from tasks.batch import canonical, confusion_problems, name_problems
 
 router = APIRouter(tags=["labellers"])
 

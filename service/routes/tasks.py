@@ -20,7 +20,7 @@ from service.http.auth import AnyKey, LabelKey
 from service.http.batch_bodies import read_batch
 from service.http.problems import documented
 from service.wire.tasks import Labels, TaskAnswer, TaskPage
-from tasks.batch.check import LabelledBatch
+from tasks.batch import LabelledBatch
 from tasks.errors import BatchError, QueueUnavailable, UnknownTask
 from tasks.images import ImageStore
 from tasks.queue import STATES, Task, TaskState

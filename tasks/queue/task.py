@@ -10,7 +10,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, NonNegativeInt
 from pydantic_core import to_json
 
 from models.versions.manifest import Sha256, TaskId
-from tasks.batch.check import LabelledBatch
+from tasks.batch import LabelledBatch
 
 TaskState = Literal["queued", "learning", "evaluating", "published", "rejected", "failed", "cancelled"]
 STATES: tuple[TaskState, ...] = get_args(TaskState)

@@ -11,8 +11,7 @@ pytest.importorskip("torch")
 
 from models.files import sha256_bytes
 from models.versions.store import VersionStore
-from tasks.batch.check import LabelledBatch
-from tasks.batch.sources import open_batch
+from tasks.batch import LabelledBatch, open_batch
 from tasks.errors import BatchError
 from tasks.images import ImageStore
 from tests.support.batches import check_batch

@@ -83,17 +83,21 @@ class Learner:
         rng = random_stream(self.settings.seed, "task", len(parent.tasks), *sorted(images))
         self._prepare_tokens(parent, samples, images, new, progress)
 
+        # Images of known classes
         extension, held_out = split(known, self.settings.recipe.hold_out, rng)
         model = self._extend(parent, extension)
+        # Algorithm 1: model training and statistics of the new task
         trained: dict[str, list[str]] = {}
         if new:
             replay = [*_keys(samples.memory), *_keys(extension)] if self.settings.recipe.replay else []
             model, trained, new_held_out = self._new_task(model, new, replay, rng, checkpoint, progress)
             held_out += new_held_out
         new_head = model.tasks[-1].head if new else None
+        # Algorithm 1: back-updating
         if self.settings.recipe.back_update:
             memory = merged(samples.memory, extension)
             model = self._back_update(model, len(parent.tasks), memory, extension, _keys(trained), rng, progress)
+        # The next replay memory and the gate
         kept = Samples(
             remember(samples.memory, {**extension, **trained}, self.settings.replay_size, rng),
             limit_held_out([*samples.held_out, *held_out], rng),

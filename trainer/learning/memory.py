@@ -11,7 +11,7 @@ from typing import Any, Self
 import numpy as np
 from pydantic import TypeAdapter
 
-from tasks.batch.check import shortened
+from tasks.batch import shortened
 from tasks.errors import BatchError
 
 HELD_OUT_PER_CLASS = 50  # enough for a quantile; more would only slow down every later task

@@ -21,7 +21,7 @@ from typing import Self
 from models.backoff import Backoff
 from models.errors import OpenWorldError, StoreError
 from models.versions.store import VersionStore
-from tasks.batch.check import LabelledBatch, LabelledImage
+from tasks.batch import LabelledBatch, LabelledImage
 from tasks.errors import BatchError, LeaseLost, QueueUnavailable
 from tasks.images import ImageStore
 from tasks.queue import Lease, Task, TaskProgress, TaskQueue

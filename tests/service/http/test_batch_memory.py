@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from starlette.requests import Request
 
 from service.http.batch_bodies import read_batch
-from tasks.batch.check import BatchLimits
+from tasks.batch import BatchLimits
 from tests.support.images import make_image
 
 COUNT, SIZE = 200, (192, 192)

@@ -10,8 +10,7 @@ import pytest
 
 from models.errors import StoreError
 from models.files import sha256_bytes
-from tasks.batch.check import BatchCheck
-from tasks.batch.sources import open_batch
+from tasks.batch import BatchCheck, open_batch
 from tasks.errors import BatchError
 from tasks.images import ImageStore
 from tests.support.images import make_image, write_classes

@@ -5,7 +5,7 @@ import unicodedata
 
 import pytest
 
-from tasks.batch.check import BatchLimits
+from tasks.batch import BatchLimits
 from tests.support.batches import batch_problems, check_batch, items, one_class
 from tests.support.images import make_image
 

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.batch.check import DEFAULT_LIMITS, BatchLimits, LabelledBatch
-from tasks.batch.sources import open_batch
+from tasks.batch import DEFAULT_LIMITS, BatchLimits, LabelledBatch, open_batch
 from tasks.errors import BatchError
 from tests.support.images import make_image, write_classes
 

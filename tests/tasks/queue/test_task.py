@@ -1,6 +1,6 @@
 """The schema of a task."""
 
-from tasks.batch.check import LabelledBatch, LabelledImage
+from tasks.batch import LabelledBatch, LabelledImage
 from tasks.queue.task import MAX_CURVE_POINTS, Task, TaskProgress
 
 
