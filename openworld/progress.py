@@ -58,8 +58,8 @@ class Display:
 
 
 @contextmanager
-def counting(what: str) -> Iterator[Callable[[int], None]]:
-    """A bar that counts, for people only: call what it gives with how many more are done."""
+def count_done(what: str) -> Iterator[Callable[[int], None]]:
+    """A progress bar without a total, on a terminal only; call the yielded function with the number of items done."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield lambda more: None

@@ -1,4 +1,4 @@
-"""Commands that talk to a running service: where it is, and with which key."""
+"""Connection of the command line to a running service."""
 
 from __future__ import annotations
 
@@ -18,49 +18,67 @@ if TYPE_CHECKING:
     from service.client import Client, Prediction
 
 URL = "http://127.0.0.1:8000"
-AT_ONCE = 16  # images a request: a share of what a service takes, so that others have theirs
+REQUEST_IMAGES = 16  # per request, so that a command leaves room for other clients
+CONNECT_SECONDS = 5.0
+PROBE_SECONDS = 1.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--url", metavar="URL", help=f"the service ({environment.URL}, else {URL})")
+    parser.add_argument("--url", metavar="URL", help=f"the service (default: {environment.URL}, else {URL})")
 
 
-def is_named(arguments: argparse.Namespace) -> bool:
-    """Somebody said which service."""
-    return bool(arguments.url or os.environ.get(environment.URL))
+def find_service(arguments: argparse.Namespace) -> str | None:
+    """The URL of the service to ask, None for the data folder.
+
+    The service named by --url or OPENWORLD_URL; without one, and without a named data folder, a service that answers
+    at the default address.
+    """
+    if named := arguments.url or os.environ.get(environment.URL):
+        return str(named)
+    if arguments.data_named:
+        return None
+    try:
+        with connect(URL, PROBE_SECONDS) as client:
+            client.versions()
+            return URL
+    except OpenWorldError:
+        return None
 
 
 @contextmanager
-def client(arguments: argparse.Namespace, timeout: float = 30.0) -> Iterator[Client]:
-    """The key comes from the environment alone: a command line can be read by everybody on the machine."""
+def connect(url: str | None, timeout: float = 30.0) -> Iterator[Client]:
+    """A client of the service at `url`, or at OPENWORLD_URL, or at the default address.
+
+    The key comes from the environment only: other users of the machine can read a command line.
+    """
     try:
-        # Here and not above: the server and the trainer need no client.
+        # Imported here: the server and the trainer need no client.
         from service.client import Client, ClientError
     except ModuleNotFoundError as error:
         raise OpenWorldError(f"{error.name} is not installed: pip install 'openworld[client]'") from error
-    url = arguments.url or os.environ.get(environment.URL) or URL
+    url = url or os.environ.get(environment.URL) or URL
     if not url.startswith(("http://", "https://")):
-        raise OpenWorldError(f"{url!r} is not an address of a service: write {URL}")
-    _knock(url)
+        raise OpenWorldError(f"{url!r} is not the address of a service: write {URL}")
+    _check_connection(url, min(timeout, CONNECT_SECONDS))
     try:
-        with Client(url, os.environ.get(environment.KEY) or None, timeout) as opened:
-            yield opened
+        with Client(url, os.environ.get(environment.KEY) or None, timeout) as client:
+            yield client
     except ClientError as error:
         raise OpenWorldError(str(error)) from error
 
 
-def _knock(url: str) -> None:
-    """Nobody there is told at once: the client would wait, as it should for a robot."""
+def _check_connection(url: str, timeout: float) -> None:
+    """Raise OpenWorldError if nothing listens at `url`. The client itself would retry until its timeout."""
     parts = urlsplit(url)
     try:
         port = parts.port or {"http": 80, "https": 443}[parts.scheme]
-        socket.create_connection((parts.hostname or "", port), timeout=5).close()
+        socket.create_connection((parts.hostname or "", port), timeout).close()
     except (OSError, ValueError) as error:
         raise OpenWorldError(f"no service at {url} ({error}): start one with `make run` or `openworld up`") from error
 
 
 class RemotePredictor:
-    """A service, with the face of `models.predictor.Predictor`."""
+    """A service with the interface of `models.inference.predictor.Predictor`."""
 
     def __init__(self, client: Client, version: int | None) -> None:
         self._client, self._pinned = client, version
@@ -70,8 +88,8 @@ class RemotePredictor:
         from service.client import ApiError, Prediction
 
         out: list[Answer | ImageError] = []
-        for start in range(0, len(images), AT_ONCE):
-            part = images[start : start + AT_ONCE]
+        for start in range(0, len(images), REQUEST_IMAGES):
+            part = images[start : start + REQUEST_IMAGES]
             try:
                 found = self._client.predict_many(part, version=self._pinned)
             except ApiError as error:
@@ -79,7 +97,7 @@ class RemotePredictor:
                     raise
                 if len(part) == 1:
                     out.append(ImageError(error.detail))
-                else:  # not one of them could be read; alone, each has a reason of its own
+                else:  # none of them can be read: ask for the reason of each
                     for image in part:
                         out += self.predict([image])
                 continue

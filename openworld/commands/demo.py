@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    with remote.client(arguments, timeout=60.0) as client:
+    with remote.connect(arguments.url, timeout=60.0) as client:
         story = Story(client)
         for names in TASKS:
             story.teach(names)

@@ -1,4 +1,4 @@
-"""`openworld predict`: name images, or say that they are novel."""
+"""`openworld predict`: answer for each image with a class, or `novel`."""
 
 from __future__ import annotations
 
@@ -6,23 +6,21 @@ import argparse
 import json
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rich.text import Text
 
-from models.errors import ImageError, NothingLearned, OpenWorldError
+from models.errors import ImageError, NothingLearned
 from models.inference.answer import Answer
 from models.versions.store import VersionStore
 from openworld import remote, tables
-from openworld.commands.versions import current_or_start
-from openworld.progress import counting
+from openworld.progress import count_done
 
 if TYPE_CHECKING:
     from models.inference.predictor import Predictor
 
-SUMMARY = "name images, or say that they are novel"
+SUMMARY = "classify images: a learned class, or novel"
 EPILOG = """\
 examples:
   openworld predict photo.jpg --data robot
@@ -30,18 +28,18 @@ examples:
   openworld predict photo.jpg --version 3                             an earlier version
   openworld predict photo.jpg --url http://robot:8000                 ask a service; the key is in OPENWORLD_KEY
 
-Who answers: the service that --url or OPENWORLD_URL names; else the data folder that --data or OPENWORLD_DATA names;
-else a service on this machine, when one is running; else the folder ./data.
-The score is the image's place among held-out images of known classes, 0 to 1: the same scale in every version.
+The answer comes from the service that --url or OPENWORLD_URL names; else from the data folder that --data or
+OPENWORLD_DATA names; else from a service on this machine, when one is running; else from the folder ./data.
+The score is the image's quantile among held-out images of known classes, 0 to 1: the same scale in every version.
 Exit code 1: at least one file could not be read; the others have their answer.
 """
-IMAGES = {".jpg", ".jpeg", ".png", ".webp"}
-AT_ONCE = 64  # files held in memory
+SUFFIXES = {".jpg", ".jpeg", ".png", ".webp"}
+FILES_IN_MEMORY = 64
 SOME_FAILED = 1
 
 
-class Answers(Protocol):
-    """Who predicts: a data folder or a service."""
+class AnyPredictor(Protocol):
+    """A data folder or a service."""
 
     @property
     def version(self) -> int: ...
@@ -49,7 +47,7 @@ class Answers(Protocol):
     def predict(self, images: Sequence[bytes]) -> list[Answer | ImageError]: ...
 
 
-Result = tuple[Path, Answer | str]  # a file with its answer, or with why there is none
+Result = tuple[Path, Answer | str]  # a file with its answer, or with the reason why there is none
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,40 +55,39 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "files", type=Path, nargs="+", metavar="FILE", help="JPEG, PNG or WebP; a folder: all images in it"
     )
     parser.add_argument("--version", type=int, metavar="N", help="a version's number (default: the current one)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object a file, a line each")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per file, one per line")
     remote.add_arguments(parser)
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="default auto")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    if remote.is_named(arguments):
-        with remote.client(arguments) as client:
-            return _predict(arguments, remote.RemotePredictor(client, arguments.version))
-    if not arguments.data_named:
-        with suppress(OpenWorldError), remote.client(arguments, timeout=1.0) as client:
-            client.versions()
-            arguments.url = remote.URL  # somebody is there: from here on, what goes wrong is said
-    return run(arguments) if arguments.url else _predict(arguments, _local(arguments))
+    url = remote.find_service(arguments)
+    if url is None:
+        return _predict(arguments, _open_folder(arguments), "")
+    with remote.connect(url) as client:
+        return _predict(arguments, remote.RemotePredictor(client, arguments.version), f" of {url}")
 
 
-def _local(arguments: argparse.Namespace) -> Predictor:
+def _open_folder(arguments: argparse.Namespace) -> Predictor:
     store = VersionStore(arguments.data)
-    version = current_or_start(store) if arguments.version is None else arguments.version
-    if version not in (there := store.versions()):
+    version = store.current() if arguments.version is None else arguments.version
+    if version is None:
+        raise NothingLearned(f"nothing is learned yet. Start with: openworld learn FOLDER --data {store.root}")
+    if version not in (existing := store.versions()):
         raise NothingLearned(
-            f"there is no version {version} in {store.root}, only {', '.join(map(str, there)) or 'none'}"
+            f"there is no version {version} in {store.root}, only {', '.join(map(str, existing)) or 'none'}"
         )
-    # Here and not above: ONNX Runtime need not load for a mistyped command.
+    # Imported here: a mistyped command fails before ONNX Runtime loads.
     from models.inference.predictor import Predictor
 
     return Predictor.open(arguments.data, version, arguments.device)
 
 
-def _predict(arguments: argparse.Namespace, predictor: Answers) -> int:
+def _predict(arguments: argparse.Namespace, predictor: AnyPredictor, source: str) -> int:
     version = predictor.version
     failed = 0
     rows: list[Sequence[str | Text]] = []
-    with counting("images") as done:
+    with count_done("images") as done:
         for path, answer in _answers(predictor, arguments.files):
             failed += isinstance(answer, str)
             done(1)
@@ -99,38 +96,37 @@ def _predict(arguments: argparse.Namespace, predictor: Answers) -> int:
             else:
                 rows.append(_row(path, answer))
     if not arguments.json:
-        columns = ["file", "answer", "score ", "p(novel) ", "looks like"]
-        where = f" of {arguments.url}" if arguments.url else ""
-        tables.console().print(tables.table(columns, rows, title=f"version {version}{where}"))
+        columns = ["file", "answer", "score ", "p(novel) ", "nearest classes"]
+        tables.console().print(tables.table(columns, rows, title=f"version {version}{source}"))
     return SOME_FAILED if failed else 0
 
 
-def _answers(predictor: Answers, given: Sequence[Path]) -> Iterator[Result]:
-    """In the order given, a bounded number of files at a time."""
-    waiting: list[tuple[Path, bytes | str]] = []
-    for item in _files(given):
-        waiting.append(item)
-        if len(waiting) == AT_ONCE:
-            yield from _answer(predictor, waiting)
-            waiting = []
-    yield from _answer(predictor, waiting)
+def _answers(predictor: AnyPredictor, given: Sequence[Path]) -> Iterator[Result]:
+    """In the order given; at most FILES_IN_MEMORY files are in memory."""
+    files: list[tuple[Path, bytes | str]] = []
+    for file in _files(given):
+        files.append(file)
+        if len(files) == FILES_IN_MEMORY:
+            yield from _answer(predictor, files)
+            files = []
+    yield from _answer(predictor, files)
 
 
-def _answer(predictor: Answers, items: Sequence[tuple[Path, bytes | str]]) -> Iterator[Result]:
-    answers = iter(predictor.predict([data for _, data in items if isinstance(data, bytes)]))
-    for path, data in items:
+def _answer(predictor: AnyPredictor, files: Sequence[tuple[Path, bytes | str]]) -> Iterator[Result]:
+    answers = iter(predictor.predict([data for _, data in files if isinstance(data, bytes)]))
+    for path, data in files:
         answer = data if isinstance(data, str) else next(answers)
         yield path, answer if isinstance(answer, Answer) else str(answer)
 
 
 def _files(given: Sequence[Path]) -> Iterator[tuple[Path, bytes | str]]:
-    """Each file with its bytes, or with why they cannot be had."""
+    """Each file with its bytes, or with the reason why it cannot be read."""
     for path in given:
         try:
             if not path.is_dir():
                 yield path, path.read_bytes()
                 continue
-            inside = sorted(p for p in path.rglob("*") if p.suffix.lower() in IMAGES and not p.name.startswith("."))
+            inside = sorted(p for p in path.rglob("*") if p.suffix.lower() in SUFFIXES and not p.name.startswith("."))
             if not inside:
                 yield path, "no JPEG, PNG or WebP in this folder"
         except OSError as error:
@@ -145,7 +141,7 @@ def _document(path: Path, answer: Answer | str, version: int) -> dict[str, Any]:
 
 
 def _row(path: Path, answer: Answer | str) -> list[str | Text]:
-    # A name that is not UTF-8 can be opened, but not printed.
+    # A file name that is not UTF-8 can be opened, but not printed.
     name = os.fsencode(path).decode(errors="replace")
     if isinstance(answer, str):
         return [name, Text(f"error: {answer}", style="red"), "", "", ""]

@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    with remote.client(arguments) as client:
+    with remote.connect(arguments.url) as client:
         known = [entry.name for entry in client.classes().classes if entry.state == "active"]
         # Checked here as well: what is wrong with a folder should not cost an upload.
         with open_batch(arguments.images, known) as batch:

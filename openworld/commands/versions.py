@@ -1,4 +1,4 @@
-"""`openworld versions`: what was learned when, which version is current, and what was rejected."""
+"""`openworld versions`: list the versions, and activate one."""
 
 from __future__ import annotations
 
@@ -6,71 +6,100 @@ import argparse
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from models.errors import CorruptVersion, NothingLearned, OpenWorldError
+from models.errors import CorruptVersion, OpenWorldError
 from models.versions.lineage import lineage, summary
 from models.versions.manifest import Manifest
 from models.versions.store import MANIFEST, VersionStore
-from openworld import tables
+from openworld import remote, tables
 
-SUMMARY = "list the versions, the current one marked, and what was rejected"
+if TYPE_CHECKING:
+    from service.client import Versions
+
+SUMMARY = "list the versions of a service or a data folder, and the rejected ones"
 EPILOG = """\
 examples:
-  openworld versions --data robot
-  openworld versions --activate 3                roll back, or forward, to a version that is there
+  openworld versions                             of the service on this machine, or else of ./data
+  openworld versions --data robot                of a data folder
+  openworld versions --activate 3                roll back, or forward, to another version
   openworld versions --json | jq '.versions[] | {version, accuracy}'
+
+The source is the service that --url or OPENWORLD_URL names; else the data folder that --data or OPENWORLD_DATA names;
+else a service on this machine, when one is running; else the folder ./data. Rejected versions are listed from a data
+folder only; a service lists them as tasks: GET /tasks?state=rejected.
 """
+COLUMNS = [
+    "",
+    "version ",
+    "parent ",
+    "created",
+    "learned",
+    "classes ",
+    "accuracy ",
+    "AUC ",
+    "threshold ",
+    "capacity used ",
+]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--activate", type=int, metavar="N", help="make version N current, then list")
+    remote.add_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    store = VersionStore(arguments.data)
-    if arguments.activate is not None:
-        if arguments.activate not in store.versions():
-            raise OpenWorldError(
-                f"there is no version {arguments.activate} in {arguments.data}: see openworld versions"
-            )
-        store.activate(arguments.activate, "operator", "openworld versions --activate")
-    versions, rejected = list(lineage(store, store.current())), list(_rejected(arguments.data))
+    url = remote.find_service(arguments)
+    document = _of_folder(arguments.data, arguments.activate) if url is None else _of_service(url, arguments.activate)
     if arguments.json:
-        document = {"current": store.current(), "versions": versions, "rejected": rejected}
         print(json.dumps(document, ensure_ascii=False))
-        return 0
-    if not versions and not rejected:
-        print(f"nothing is learned in {arguments.data} yet. Start with: openworld learn FOLDER --data {arguments.data}")
-        print("A service that keeps its data elsewhere: name its folder with --data, or ask it: GET /versions")
-        return 0
-    out = tables.console()
-    columns = [
-        "",
-        "version ",
-        "parent ",
-        "created",
-        "learned",
-        "classes ",
-        "accuracy ",
-        "AUC ",
-        "threshold ",
-        "used ",
-    ]
-    out.print(tables.table(columns, [_row(version) for version in versions]))
-    if rejected:
-        rows = [[tables.date(r["created"]), r["task_id"], ", ".join(r["learned"]), r["reason"]] for r in rejected]
-        out.print(tables.table(["created", "task", "classes", "reason"], rows, title="rejected"))
+    else:
+        _show(document, arguments.data if url is None else None)
     return 0
 
 
-def current_or_start(store: VersionStore) -> int:
-    """The current version, or an error that says how to get one."""
+# Both sources give the same document; `active` is the version that a service answers with.
+
+
+def _of_folder(root: Path, activate: int | None) -> dict[str, Any]:
+    store = VersionStore(root)
+    if activate is not None:
+        if activate not in store.versions():
+            raise OpenWorldError(f"there is no version {activate} in {root}: see openworld versions --data {root}")
+        store.activate(activate, "operator", "openworld versions --activate")
     current = store.current()
-    if current is None:
-        raise NothingLearned(f"nothing is learned yet. Start with: openworld learn FOLDER --data {store.root}")
-    return current
+    return {
+        "source": str(root),
+        "current": current,
+        "active": None,
+        "versions": list(lineage(store, current)),
+        "rejected": list(_rejected(root)),
+    }
+
+
+def _of_service(url: str, activate: int | None) -> dict[str, Any]:
+    with remote.connect(url) as client:
+        found = client.versions() if activate is None else client.activate(activate, "openworld versions --activate")
+    return {
+        "source": url,
+        "current": found.current,
+        "active": found.serving or None,
+        "problem": found.problem.reason if found.problem else None,
+        "versions": list(_summaries(found)),
+        "rejected": [],
+    }
+
+
+def _summaries(found: Versions) -> Iterator[dict[str, Any]]:
+    for version in found.versions:
+        fields = version.model_dump(mode="json", exclude={"state", "reason"})
+        fields["current"] = version.version == found.current
+        if version.reason is not None:
+            fields["damaged"] = version.reason
+        else:
+            fields["classes"] = sum(map(len, version.tasks))
+        yield fields
 
 
 def _rejected(root: Path) -> Iterator[dict[str, Any]]:
@@ -78,17 +107,39 @@ def _rejected(root: Path) -> Iterator[dict[str, Any]]:
         try:
             manifest = Manifest.from_json(path.read_bytes(), name=str(path))
         except (CorruptVersion, OSError):
-            continue  # only kept to be looked at: nothing depends on it
+            continue  # a rejected version is kept for inspection only
         yield {**summary(manifest), "reason": manifest.metrics.get("rejected", ""), "folder": str(path.parent)}
 
 
-def _row(version: dict[str, Any]) -> list[str]:
-    mark = "current" if version["current"] else ""
+# Tables
+
+
+def _show(document: dict[str, Any], folder: Path | None) -> None:
+    """Print the document; `folder` is None for a service."""
+    source, versions, rejected = document["source"], document["versions"], document["rejected"]
+    if not versions and not rejected:
+        if folder is None:
+            print(f"nothing is learned in the service at {source} yet. Start with: openworld teach FOLDER")
+        else:
+            print(f"nothing is learned in {folder} yet. Start with: openworld learn FOLDER --data {folder}")
+        return
+    out = tables.console()
+    title = f"service at {source}" if folder is None else f"data folder {source}"
+    out.print(tables.table(COLUMNS, [_row(version, document["active"]) for version in versions], title=title))
+    if problem := document.get("problem"):
+        out.print(f"version {document['current']} is current, but cannot be loaded: {problem}", markup=False)
+    if rejected:
+        rows = [[tables.date(r["created"]), r["task_id"], ", ".join(r["learned"]), r["reason"]] for r in rejected]
+        out.print(tables.table(["created", "task", "classes", "reason"], rows, title="rejected"))
+
+
+def _row(version: dict[str, Any], active: int | None) -> list[str]:
+    mark = "active" if version["version"] == active else "current" if version["current"] else ""
     if "damaged" in version:
         return [mark, str(version["version"]), "", "", f"damaged: {version['damaged']}", *[""] * 5]
     added = set(version["added"])
     extended = [name for name in version["learned"] if name not in added]
-    learned = tables.names(version["added"]) if added else ""
+    learned = tables.names(version["added"])
     if extended:
         learned += f"{'; ' if learned else ''}more of {tables.names(extended)}"
     return [

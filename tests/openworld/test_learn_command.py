@@ -30,7 +30,7 @@ def test_what_was_learned_is_recognised(first: Path, batches: SimpleNamespace, r
     assert set(answers[0]) == fields
     code, out, _ = run("predict", batches.first / "red" / "0.jpg", "--data", first)
     assert code == 0
-    assert "looks like" in out
+    assert "nearest classes" in out
     assert "red 100.0 %" in out
 
 

@@ -2,6 +2,10 @@
 
 import json
 import re
+import socket
+import time
+from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +13,9 @@ from typing import Any
 import pytest
 
 from models.versions.store import VersionStore
+from openworld import remote
 from tests.support.coloured_images import tree
+from tests.support.servers import RunningServer, learned_folder, running_server
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.usefixtures("environment")
@@ -71,3 +77,130 @@ def test_a_damaged_version_is_not_rolled_back_to_and_a_damaged_current_is_repair
     assert "openworld versions --activate N" in err
     assert run("versions", "--data", two_versions, "--activate", "1")[0] == 0
     assert VersionStore(two_versions).current() == 1
+
+
+# Of a service
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """A server without keys on a data folder with three versions, 3 current."""
+    with running_server(learned_folder(tmp_path_factory.mktemp("service") / "robot"), threads=1) as running:
+        yield running
+
+
+def served(server: RunningServer) -> Path:
+    return server.log.parent / "robot"
+
+
+def test_versions_of_a_named_service_are_listed(server: RunningServer, run: Run, tmp_path: Path) -> None:
+    code, out, err = run("versions", "--url", server.url, "--data", tmp_path / "ignored")
+    assert (code, err) == (0, "")
+    assert f"service at {server.url}" in out
+    assert re.search(r"active │ +3 │ +2 │.*class 4 ", out)
+    assert not re.search(r"(active|current) │ +[12] │", out)
+
+
+def test_a_service_and_its_data_folder_give_the_same_document(server: RunningServer, run: Run) -> None:
+    of_service = json.loads(run("versions", "--url", server.url, "--json")[1])
+    of_folder = json.loads(run("versions", "--data", served(server), "--json")[1])
+    assert of_service.pop("source") == server.url
+    assert of_folder.pop("source") == str(served(server))
+    assert (of_service.pop("active"), of_folder.pop("active")) == (3, None)
+    assert of_service.pop("problem") is None
+    for document in (of_service, of_folder):
+        for version in document["versions"]:
+            version["created"] = datetime.fromisoformat(version["created"]).replace(microsecond=0)
+    assert of_service == of_folder
+
+
+def test_the_service_of_the_environment_is_asked(
+    server: RunningServer, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENWORLD_URL", server.url)
+    assert f"service at {server.url}" in run("versions")[1]
+
+
+def test_a_service_at_the_default_address_is_asked_unless_a_folder_is_named(
+    server: RunningServer, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(remote, "URL", server.url)
+    assert f"service at {server.url}" in run("versions")[1]
+    assert "nothing is learned in elsewhere yet" in run("versions", "--data", "elsewhere")[1]
+    monkeypatch.setenv("OPENWORLD_DATA", "elsewhere")
+    assert "nothing is learned in elsewhere yet" in run("versions")[1]
+
+
+def test_without_a_service_the_default_folder_is_read(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    learned_folder(tmp_path / "data")
+    with socket.socket() as unused:  # bound and not listening: a connection is refused
+        unused.bind(("127.0.0.1", 0))
+        monkeypatch.setattr(remote, "URL", f"http://127.0.0.1:{unused.getsockname()[1]}")
+        code, out, _ = run("versions")
+        assert code == 0
+        assert "data folder data" in out
+        code, _, err = run("versions", "--url", remote.URL)
+    assert code == 2
+    assert f"no service at {remote.URL}" in err
+
+
+def test_a_program_at_the_default_address_that_does_not_answer_is_given_up_soon(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        monkeypatch.setattr(remote, "URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        started = time.monotonic()
+        assert "nothing is learned in data yet" in run("versions")[1]
+        assert time.monotonic() - started < 10
+
+
+def test_a_version_of_a_service_is_activated(server: RunningServer, run: Run) -> None:
+    code, out, _ = run("versions", "--url", server.url, "--activate", "1")
+    assert code == 0
+    assert re.search(r"active │ +1 │", out)
+    assert server.get("/versions").json()["serving"] == 1
+    assert VersionStore(served(server)).log()[-1].reason == "anonymous: openworld versions --activate"
+    code, _, err = run("versions", "--url", server.url, "--activate", "9")
+    assert code == 2
+    assert "there is no version 9" in err
+    assert run("versions", "--url", server.url, "--activate", "3")[0] == 0
+    assert server.get("/versions").json()["serving"] == 3
+
+
+def test_a_damaged_version_of_a_service_is_named(run: Run, tmp_path: Path) -> None:
+    data = learned_folder(tmp_path / "robot")
+    (data / "versions" / "000003" / "model.safetensors").write_bytes(b"damaged")
+    with running_server(data, threads=1) as server:
+        code, out, _ = run("versions", "--url", server.url)
+        document = json.loads(run("versions", "--url", server.url, "--json")[1])
+    assert code == 0
+    assert re.search(r"current │ +3 │.*damaged: ", out)
+    assert "version 3 is current, but cannot be loaded: " in out
+    assert document["problem"] == document["versions"][2]["damaged"]
+
+
+def test_a_service_with_nothing_learned_says_how_to_start(run: Run, tmp_path: Path) -> None:
+    with running_server(tmp_path / "new", threads=1) as server:
+        code, out, _ = run("versions", "--url", server.url)
+    assert code == 0
+    assert out == f"nothing is learned in the service at {server.url} yet. Start with: openworld teach FOLDER\n"
+
+
+def test_a_service_with_keys_answers_the_key_of_the_environment(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret = "a-secret-of-an-operator"
+    with running_server(learned_folder(tmp_path / "robot"), threads=1, keys=f"ann:operate:{secret}") as server:
+        code, _, err = run("versions", "--url", server.url)
+        assert code == 2
+        assert "unauthorized" in err
+        monkeypatch.setenv("OPENWORLD_KEY", secret)
+        assert run("versions", "--url", server.url, "--activate", "2")[0] == 0
+        assert server.get("/readyz").json()["version"] == 2
