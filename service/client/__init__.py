@@ -1,12 +1,16 @@
-"""A typed Python client, for programs and for asyncio. Install `openworld[client]`.
+"""A typed Python client, synchronous and for asyncio. Install `openworld[client]`.
 
     with Client("http://127.0.0.1:8000") as openworld:
         answer = openworld.predict(Path("photo.jpg"))
         print("novel" if answer.novel else answer.label)
 
-A server that is busy or about to be replaced says so (429, 503) and when to come back (`Retry-After`); both clients
-wait that long and try again, as they do when a connection breaks, until `timeout` has passed. Asking twice does no
-harm: a prediction changes nothing, and the same batch is the same task.
+Both clients repeat a request when the connection breaks, and when the server is busy or restarting (429, 503): after
+the time in `Retry-After`, until `timeout` has passed. Repeating is safe: a prediction changes nothing, and the same
+batch is the same task.
+
+ClientError
+├── ApiError       the server refused the request
+└── Unreachable    no server answered before the timeout
 """
 
 from service.client.aio import AsyncClient

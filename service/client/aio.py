@@ -1,4 +1,4 @@
-"""The client for asyncio: the same as `sync`, with `await`."""
+"""The client for asyncio. `sync.py` is the same, line for line, without `await`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ M = TypeVar("M", bound=BaseModel)
 
 
 class AsyncClient:
-    """For asyncio."""
+    """The client for asyncio. Tasks may share one client."""
 
     def __init__(self, url: str = URL, key: str | None = None, timeout: float = TIMEOUT) -> None:
         self._timeout = timeout
@@ -40,30 +40,30 @@ class AsyncClient:
         await self._http.aclose()
 
     async def predict(self, image: Image, *, version: int | None = None, timeout: float | None = None) -> Prediction:
-        """The answer to one image; ApiError when it cannot be read."""
-        return calls.only(await self._send(calls.predict([image], version, timeout or self._timeout)))
+        """The answer to one image; ApiError when the image cannot be read."""
+        return calls.single(await self._send(calls.predict([image], version, timeout or self._timeout)))
 
     async def predict_many(
         self, images: Sequence[Image], *, version: int | None = None, timeout: float | None = None
     ) -> list[Prediction | Failure]:
-        """An entry an image, in order; one that cannot be read has a Failure in its place."""
+        """One entry per image, in order; a Failure for an image that cannot be read."""
         found = await self._send(calls.predict(images, version, timeout or self._timeout))
         return found.predictions
 
     async def teach(self, labels: Mapping[str, Sequence[str]], *, idempotency_key: str | None = None) -> TaskAnswer:
-        """Hand in ids of novelties or predictions under the names of their classes."""
+        """Submit a batch: per class, the ids of novelties or predictions."""
         return await self._send(calls.teach_ids(labels, idempotency_key, self._timeout))
 
     async def teach_zip(self, data: bytes, *, idempotency_key: str | None = None) -> TaskAnswer:
-        """Hand in a zip with a folder a class."""
-        return await self._send(calls.teach_zip(data, idempotency_key, max(self._timeout, 600.0)))
+        """Submit a batch: a zip with one folder per class."""
+        return await self._send(calls.teach_zip(data, idempotency_key, max(self._timeout, calls.TEACH_TIMEOUT)))
 
     async def task(self, id: str) -> TaskAnswer:
-        """How far a task is, or what became of it."""
+        """The state, progress and result of a task."""
         return await self._send(calls.task(id, self._timeout))
 
     async def novelties(self, state: NoveltyState = "new") -> AsyncIterator[NoveltyAnswer]:
-        """The inbox, last seen first, page after page."""
+        """All novelties in a state, last seen first. Reads the pages as needed."""
         before: int | None = None
         while True:
             page = await self._send(calls.novelties(state, before, self._timeout))
@@ -73,7 +73,7 @@ class AsyncClient:
                 return
 
     async def dismiss(self, ids: Sequence[str]) -> list[str]:
-        """Put novelties aside; those that were there. None of them being there is no error."""
+        """Dismiss novelties; returns those that were new. No error when none exists."""
         try:
             return (await self._send(calls.dismiss(ids, self._timeout))).changed
         except calls.ApiError as error:
@@ -87,8 +87,8 @@ class AsyncClient:
     async def versions(self) -> Versions:
         return await self._send(calls.versions(self._timeout))
 
-    async def activate(self, version: int, reason: str = "asked for by a client") -> Versions:
-        """Roll back or forward."""
+    async def activate(self, version: int, reason: str = "requested by a client") -> Versions:
+        """Make a version current: roll back or forward."""
         return await self._send(calls.activate(version, reason, self._timeout))
 
     async def _send(self, call: Call[M]) -> M:

@@ -1,4 +1,4 @@
-"""What can be asked of a server, and when to ask again: all of the client but the sending."""
+"""The requests of the API and the rules for repeating them, shared by both clients."""
 
 from __future__ import annotations
 
@@ -16,14 +16,16 @@ from pydantic import BaseModel, ValidationError
 from service.wire.classes import Classes
 from service.wire.novelties import Changed, Novelties, NoveltyState
 from service.wire.predictions import Prediction, Predictions
+from service.wire.problems import Problem
 from service.wire.tasks import TaskAnswer
 from service.wire.versions import Versions
 
 URL = "http://127.0.0.1:8000"
 TIMEOUT = 30.0
-FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0  # seconds between attempts when the server did not say
-WAIT_FOR = {429, 503}
-SHORTEST_ATTEMPT = 0.05
+FIRST_PAUSE, MAX_PAUSE = 0.1, 5.0  # seconds between attempts, without a Retry-After
+REPEATED_STATUSES = {429, 503}
+MIN_ATTEMPT = 0.05  # seconds
+TEACH_TIMEOUT = 600.0  # seconds for uploading a zip, at least
 
 Image = bytes | Path
 Outcome = httpx.Response | httpx.TransportError
@@ -51,39 +53,40 @@ class Unreachable(ClientError):
 
 @dataclass(frozen=True)
 class Call(Generic[M]):
-    """One request, whichever client sends it, and the type of its answer."""
+    """One request and the type of its answer."""
 
-    kind: type[M]
+    answer: type[M]
     method: str
     path: str
     arguments: Mapping[str, Any]
     timeout: float
 
     def attempts(self) -> Generator[tuple[float, float], Outcome, M]:
-        """When to try again and when to give up: yields the pause before an attempt, and how long that may take.
-
-        Both clients drive it, so that what waits and what does not is decided once.
-        """
+        """Yields the pause before an attempt and its timeout; is sent the outcome, and returns the answer."""
         end, pause, wait = time.monotonic() + self.timeout, FIRST_PAUSE, 0.0
         while True:
-            outcome = yield wait, max(end - time.monotonic() - wait, SHORTEST_ATTEMPT)
-            if isinstance(outcome, httpx.Response) and outcome.status_code not in WAIT_FOR:
+            outcome = yield wait, max(end - time.monotonic() - wait, MIN_ATTEMPT)
+            if isinstance(outcome, httpx.Response) and outcome.status_code not in REPEATED_STATUSES:
                 return self._parse(outcome)
-            # A little chance, so that a thousand robots do not come back in the same instant.
+            # Jitter, so that many clients do not repeat at the same moment.
             wait = (_retry_after(outcome) or pause) * random.uniform(1.0, 1.25)
-            pause = min(pause * 2, LONGEST_PAUSE)
+            pause = min(pause * 2, MAX_PAUSE)
             if time.monotonic() + wait >= end:
                 if isinstance(outcome, httpx.Response):
                     return self._parse(outcome)
-                raise Unreachable(f"no answer in {self.timeout:g} s ({outcome}): is the server running?") from outcome
+                raise Unreachable(
+                    f"no answer within {self.timeout:g} s ({outcome}): is the server running?"
+                ) from outcome
 
     def _parse(self, response: httpx.Response) -> M:
         if not response.is_success:
-            raise _refusal(response)
+            raise _api_error(response)
         try:
-            return self.kind.model_validate_json(response.content)
+            return self.answer.model_validate_json(response.content)
         except ValidationError as error:
-            raise ApiError(response.status_code, "unknown", f"not an answer of ours: {response.text[:200]}") from error
+            raise ApiError(
+                response.status_code, "unknown", f"not an answer of openworld: {response.text[:200]!r}"
+            ) from error
 
 
 def _retry_after(outcome: Outcome) -> float | None:
@@ -91,23 +94,21 @@ def _retry_after(outcome: Outcome) -> float | None:
     return float(text) if text.isdecimal() else None
 
 
-def _refusal(response: httpx.Response) -> ApiError:
-    status = response.status_code
+def _api_error(response: httpx.Response) -> ApiError:
     try:
-        problem = response.json()
-        several = [one["detail"] for one in problem.get("errors", [])]
-        return ApiError(status, problem["code"], problem["detail"], problem.get("request_id"), several)
-    except (ValueError, KeyError, TypeError, AttributeError):
-        # Not ours: a proxy in between.
-        return ApiError(status, "unknown", response.text[:200])
+        problem = Problem.model_validate_json(response.content)
+    except ValidationError:  # not from openworld, for example from a proxy
+        return ApiError(response.status_code, "unknown", response.text[:200])
+    problems = [one["detail"] for one in problem.errors or []]
+    return ApiError(response.status_code, problem.code, problem.detail, problem.request_id, problems)
 
 
 def options(url: str, key: str | None, timeout: float) -> dict[str, Any]:
-    """Of httpx, the same for both clients."""
+    """The arguments of httpx's clients."""
     return {"base_url": url, "headers": {"Authorization": f"Bearer {key}"} if key else {}, "timeout": timeout}
 
 
-# What can be asked
+# The requests
 
 
 def predict(images: Sequence[Image], version: int | None, timeout: float) -> Call[Predictions]:
@@ -118,12 +119,12 @@ def predict(images: Sequence[Image], version: int | None, timeout: float) -> Cal
         arguments["content"] = data[0]
         headers["Content-Type"] = "application/octet-stream"
     else:
-        arguments["files"] = [("images", (f"{place}.image", one)) for place, one in enumerate(data)]
+        arguments["files"] = [("images", (f"{number}.image", one)) for number, one in enumerate(data)]
     return Call(Predictions, "POST", "/predict", arguments, timeout)
 
 
-def only(predictions: Predictions) -> Prediction:
-    """Of one image; one that cannot be read was an ApiError."""
+def single(predictions: Predictions) -> Prediction:
+    """The answer to a request with one image: an image that cannot be read is an ApiError."""
     answer = predictions.predictions[0]
     assert isinstance(answer, Prediction)
     return answer

@@ -1,4 +1,4 @@
-"""The client for programs."""
+"""The synchronous client. `aio.py` is the same, line for line, with `await`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ M = TypeVar("M", bound=BaseModel)
 
 
 class Client:
-    """For programs. One client may be used by several threads."""
+    """The synchronous client. Threads may share one client."""
 
     def __init__(self, url: str = URL, key: str | None = None, timeout: float = TIMEOUT) -> None:
         self._timeout = timeout
@@ -40,40 +40,40 @@ class Client:
         self._http.close()
 
     def predict(self, image: Image, *, version: int | None = None, timeout: float | None = None) -> Prediction:
-        """The answer to one image; ApiError when it cannot be read."""
-        return calls.only(self._send(calls.predict([image], version, timeout or self._timeout)))
+        """The answer to one image; ApiError when the image cannot be read."""
+        return calls.single(self._send(calls.predict([image], version, timeout or self._timeout)))
 
     def predict_many(
         self, images: Sequence[Image], *, version: int | None = None, timeout: float | None = None
     ) -> list[Prediction | Failure]:
-        """An entry an image, in order; one that cannot be read has a Failure in its place."""
+        """One entry per image, in order; a Failure for an image that cannot be read."""
         found = self._send(calls.predict(images, version, timeout or self._timeout))
         return found.predictions
 
     def teach(self, labels: Mapping[str, Sequence[str]], *, idempotency_key: str | None = None) -> TaskAnswer:
-        """Hand in ids of novelties or predictions under the names of their classes."""
+        """Submit a batch: per class, the ids of novelties or predictions."""
         return self._send(calls.teach_ids(labels, idempotency_key, self._timeout))
 
     def teach_zip(self, data: bytes, *, idempotency_key: str | None = None) -> TaskAnswer:
-        """Hand in a zip with a folder a class."""
-        return self._send(calls.teach_zip(data, idempotency_key, max(self._timeout, 600.0)))
+        """Submit a batch: a zip with one folder per class."""
+        return self._send(calls.teach_zip(data, idempotency_key, max(self._timeout, calls.TEACH_TIMEOUT)))
 
     def task(self, id: str) -> TaskAnswer:
-        """How far a task is, or what became of it."""
+        """The state, progress and result of a task."""
         return self._send(calls.task(id, self._timeout))
 
     def novelties(self, state: NoveltyState = "new") -> Iterator[NoveltyAnswer]:
-        """The inbox, last seen first, page after page."""
+        """All novelties in a state, last seen first. Reads the pages as needed."""
         before: int | None = None
         while True:
             page = self._send(calls.novelties(state, before, self._timeout))
-            for novelty in page.items:  # noqa: UP028 (line for line as in the other client)
+            for novelty in page.items:  # noqa: UP028 (as in the asynchronous client)
                 yield novelty
             if (before := page.next_cursor) is None:
                 return
 
     def dismiss(self, ids: Sequence[str]) -> list[str]:
-        """Put novelties aside; those that were there. None of them being there is no error."""
+        """Dismiss novelties; returns those that were new. No error when none exists."""
         try:
             return (self._send(calls.dismiss(ids, self._timeout))).changed
         except calls.ApiError as error:
@@ -87,8 +87,8 @@ class Client:
     def versions(self) -> Versions:
         return self._send(calls.versions(self._timeout))
 
-    def activate(self, version: int, reason: str = "asked for by a client") -> Versions:
-        """Roll back or forward."""
+    def activate(self, version: int, reason: str = "requested by a client") -> Versions:
+        """Make a version current: roll back or forward."""
         return self._send(calls.activate(version, reason, self._timeout))
 
     def _send(self, call: Call[M]) -> M:
