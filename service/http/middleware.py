@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from service.errors import ClientDisconnected, ServiceError, Unauthorized
 from service.http.auth import UNAUTHORIZED, Keyring
 from service.http.bodies import bounded_receive
-from service.http.problems import INTERNAL, on_openworld_error, problem_of, respond
+from service.http.problems import on_openworld_error, problem_of, respond
 from service.inference.metrics import REJECTED, Metrics
 
 log = logging.getLogger("openworld.requests")
@@ -70,7 +70,7 @@ class RequestLog:
             scope["error"] = error
             log.exception("unexpected error, answered with 500", extra={"fields": {"request_id": request_id}})
             if status == 0:
-                await respond(INTERNAL, request)(scope, receive, send_logged)
+                await respond(problem_of(error), request)(scope, receive, send_logged)
         finally:
             self._record(scope, status, time.perf_counter() - started)
 

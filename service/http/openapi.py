@@ -1,4 +1,4 @@
-"""What FastAPI cannot know of the API: the shape of problems, and how to show a key."""
+"""Additions to FastAPI's OpenAPI document: problem details, and the key."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from service.wire.problems import Problem
 
 
 def _complete(operation: dict[str, Any]) -> None:
-    """What the framework refuses by itself is a problem like any other."""
+    """Document the framework's own errors as problem details."""
     responses = operation["responses"]
     expected = [422] if "422" in responses else []
     expected += [400, 413] if "requestBody" in operation else []
@@ -22,7 +22,7 @@ def _complete(operation: dict[str, Any]) -> None:
 
 
 def complete_openapi(app: FastAPI, *, keys: bool) -> None:
-    """Add to the generated document."""
+    """Extend the document that `app.openapi` generates."""
     generate = app.openapi
 
     def openapi() -> dict[str, Any]:
@@ -30,7 +30,7 @@ def complete_openapi(app: FastAPI, *, keys: bool) -> None:
             document = generate()
             components = document.setdefault("components", {})
             components.setdefault("schemas", {})["Problem"] = Problem.model_json_schema()
-            # FastAPI drops nulls, also from examples, where `label` of a novel image is one.
+            # FastAPI drops nulls from examples, also the `label` of a novel image.
             components["schemas"]["Predictions"]["examples"] = Predictions.model_json_schema()["examples"]
             for operations in document["paths"].values():
                 for operation in operations.values():

@@ -1,4 +1,4 @@
-"""Errors become HTTP here and nowhere else: RFC 9457 problem details, each with a stable `code`."""
+"""The only place where errors become HTTP responses: RFC 9457 problem details with a stable `code`."""
 
 from __future__ import annotations
 
@@ -16,52 +16,54 @@ from service.wire.problems import Problem
 from tasks import errors as task_errors
 
 MEDIA_TYPE = "application/problem+json"
-TRY_AGAIN = "5"  # seconds, where nobody knows better
+DEFAULT_RETRY_AFTER = "5"  # seconds
 
-# The most special first: an error is what the first line that fits says it is.
+# (error, status, code, title); the first line whose class fits applies, so subclasses come first.
 TABLE: list[tuple[type[core.OpenWorldError], int, str, str]] = [
     (errors.BadBase64, 422, "bad_base64", "The image is not base64"),
-    (core.UnsupportedImage, 415, "unsupported_image", "Not an image that we read"),
+    (core.UnsupportedImage, 415, "unsupported_image", "The image format is not supported"),
     (core.ImageTooLarge, 413, "image_too_large", "The image is too large"),
     (core.BrokenImage, 422, "broken_image", "The image is damaged"),
-    (errors.NoImages, 422, "no_images", "The request holds no image"),
+    (errors.NoImages, 422, "no_images", "The request contains no image"),
     (errors.BodyTooLarge, 413, "body_too_large", "The request is too large"),
-    (errors.UnsupportedBody, 415, "unsupported_body", "Not a way to send a batch"),
-    (errors.InvalidName, 422, "invalid_name", "A class cannot be called that"),
-    (errors.BadRequest, 400, "bad_request", "The request cannot be understood"),
-    (errors.Unauthorized, 401, "unauthorized", "A key is needed"),
-    (errors.Forbidden, 403, "forbidden", "This key may not do that"),
-    (errors.NotFound, 404, "not_found", "There is no such thing"),
-    (errors.Overloaded, 429, "queue_full", "The server has more to do than it can answer in time"),
-    (errors.RateLimited, 429, "rate_limited", "This key sends more than it may"),
+    (errors.UnsupportedBody, 415, "unsupported_body", "A batch cannot be sent with this content type"),
+    (errors.InvalidName, 422, "invalid_name", "A class cannot have this name"),
+    (errors.BadRequest, 400, "bad_request", "The request is malformed"),
+    (errors.Unauthorized, 401, "unauthorized", "A valid key is required"),
+    (errors.Forbidden, 403, "forbidden", "The key lacks the role"),
+    (errors.NotFound, 404, "not_found", "There is no such resource"),
+    (errors.Overloaded, 429, "queue_full", "The server is overloaded"),
+    (errors.RateLimited, 429, "rate_limited", "The key exceeds its rate limit"),
     (errors.NotReady, 503, "not_ready", "The server is not ready"),
-    (errors.NoQueue, 503, "no_queue", "There is no queue of tasks here"),
+    (errors.NoQueue, 503, "no_queue", "The server has no task queue"),
     (errors.DeadlinePassed, 504, "deadline_passed", "The deadline has passed"),
-    (errors.ClientDisconnected, 499, "abandoned", "The client has gone"),
-    (errors.VersionUnusable, 409, "version_unusable", "This version cannot be loaded"),
-    (core.CorruptVersion, 409, "version_unusable", "This version cannot be loaded"),
-    (errors.ImageInUse, 409, "image_in_use", "Others need this image"),
-    (task_errors.BatchError, 422, "batch_invalid", "The batch cannot be learned as it is"),
+    (errors.ClientDisconnected, 499, "abandoned", "The client disconnected"),
+    (errors.VersionUnusable, 409, "version_unusable", "The version cannot be loaded"),
+    (core.CorruptVersion, 409, "version_unusable", "The version cannot be loaded"),
+    (errors.ImageInUse, 409, "image_in_use", "Versions or tasks depend on the image"),
+    (task_errors.BatchError, 422, "batch_invalid", "The batch is invalid"),
     (core.UnknownClass, 404, "unknown_class", "There is no such class"),
-    (core.ClassConflict, 409, "class_conflict", "The classes as they are do not allow that"),
+    (core.ClassConflict, 409, "class_conflict", "The change conflicts with the existing classes"),
     (core.NothingLearned, 409, "nothing_learned", "Nothing has been learned yet"),
     (task_errors.UnknownTask, 404, "unknown_task", "There is no such task"),
-    (task_errors.WrongState, 409, "wrong_state", "The task has ended in another way"),
+    (task_errors.WrongState, 409, "wrong_state", "The task is in another state"),
     (task_errors.IdempotencyConflict, 409, "idempotency_conflict", "The key was used for another batch"),
-    (task_errors.QueueFull, 429, "task_queue_full", "Too many tasks wait already"),
-    (task_errors.QueueUnavailable, 503, "queue_unavailable", "The queue of tasks cannot be reached"),
-    (core.OpenWorldError, 500, "internal", "Something broke here"),
+    (task_errors.QueueFull, 429, "task_queue_full", "The task queue is full"),
+    (task_errors.QueueUnavailable, 503, "queue_unavailable", "The task queue is unreachable"),
+    (core.OpenWorldError, 500, "internal", "Internal server error"),
 ]
 
 
-def problem_of(error: core.OpenWorldError) -> Problem:
-    """The one translation."""
+def problem_of(error: BaseException) -> Problem:
     status, code, title = next(((s, c, t) for kind, s, c, t in TABLE if isinstance(error, kind)), TABLE[-1][1:])
     detail = str(error) if status != 500 else "see the server's log for this request id"
-    lines = error.problems if isinstance(error, task_errors.BatchError) else None
-    lines = error.dependents if isinstance(error, errors.ImageInUse) else lines
-    several = [{"detail": line} for line in lines] if lines is not None else None
-    return Problem(title=title, status=status, code=code, detail=detail, errors=several)
+    lines: list[str] | None = None
+    if isinstance(error, task_errors.BatchError):
+        lines = error.problems
+    elif isinstance(error, errors.ImageInUse):
+        lines = error.dependents
+    details = [{"detail": line} for line in lines] if lines is not None else None
+    return Problem(title=title, status=status, code=code, detail=detail, errors=details)
 
 
 def respond(problem: Problem, request: Request, error: BaseException | None = None) -> JSONResponse:
@@ -69,11 +71,11 @@ def respond(problem: Problem, request: Request, error: BaseException | None = No
     if isinstance(error, errors.RetryLater):
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after)))
     elif problem.status in (429, 503):
-        headers["Retry-After"] = TRY_AGAIN
+        headers["Retry-After"] = DEFAULT_RETRY_AFTER
     if problem.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     if isinstance(error, HTTPException) and error.headers:
-        headers |= error.headers  # e.g. Allow of a 405
+        headers |= error.headers  # for example Allow of a 405
     problem = problem.model_copy(update={"request_id": request.scope.get("request_id")})
     return JSONResponse(
         problem.model_dump(exclude_none=True), status_code=problem.status, headers=headers, media_type=MEDIA_TYPE
@@ -88,9 +90,8 @@ async def on_openworld_error(request: Request, error: Exception) -> JSONResponse
 
 async def on_invalid(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
-    found = [
-        {"where": ".".join(map(str, one["loc"])), "detail": one["msg"]} for one in error.errors()
-    ]  # without the input: it may be megabytes, or a secret
+    # Without the input, which may be large or a secret.
+    found = [{"where": ".".join(map(str, one["loc"])), "detail": one["msg"]} for one in error.errors()]
     problem = Problem(
         title="A parameter is not valid",
         status=422,
@@ -105,7 +106,7 @@ _HTTP_CODES = {404: "not_found", 405: "method_not_allowed"}
 
 
 async def on_http_error(request: Request, error: Exception) -> JSONResponse:
-    """What the framework itself refuses: an unknown path, a wrong method, a form that is no form."""
+    """Errors of the framework: an unknown path, a wrong method, a malformed body."""
     assert isinstance(error, HTTPException)
     if isinstance(error.__cause__, core.OpenWorldError):  # FastAPI turns an error of `receive` into a 400
         return await on_openworld_error(request, error.__cause__)
@@ -113,14 +114,12 @@ async def on_http_error(request: Request, error: Exception) -> JSONResponse:
     title = str(error.detail)
     detail = f"{title}: see /docs"
     if error.status_code == 405 and error.headers:
-        detail = f"{request.method} is not for {request.url.path}: use {error.headers.get('Allow', 'another method')}"
+        detail = (
+            f"{request.url.path} does not support {request.method}: use {error.headers.get('Allow', 'another method')}"
+        )
     problem = Problem(title=title, status=error.status_code, code=code, detail=detail)
     return respond(problem, request, error)
 
-
-INTERNAL = Problem(
-    title="Something broke here", status=500, code="internal", detail="see the server's log for this request id"
-)
 
 HANDLERS: dict[Any, Any] = {
     core.OpenWorldError: on_openworld_error,
@@ -130,7 +129,7 @@ HANDLERS: dict[Any, Any] = {
 
 
 def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """For OpenAPI: these statuses answer with a problem."""
+    """The OpenAPI responses of a route that can fail with these statuses."""
     titles = {status: " / ".join(dict.fromkeys(t for _, s, _, t in TABLE if s == status)) for status in statuses}
     schema = {"schema": {"$ref": "#/components/schemas/Problem"}}
     return {

@@ -14,7 +14,7 @@ from pydantic import AwareDatetime
 from service.container import ContainerDep
 from service.errors import NotFound
 from service.http.auth import LabelKey
-from service.http.image_responses import picture_response, unchanged
+from service.http.image_responses import image_response, not_modified
 from service.http.problems import documented
 from service.inbox import Group, Inbox, Novelty, NoveltyFilter
 from service.inbox.thumbnails import MAX_SIZE, MIN_SIZE
@@ -167,7 +167,7 @@ async def delete(container: ContainerDep, key: LabelKey, inbox: InboxDep, id: Id
 async def image(request: Request, key: LabelKey, inbox: InboxDep, id: IdPath) -> Response:
     data = await asyncio.to_thread(inbox.read_image, id)
     etag = f'"{id}"'
-    return unchanged(request, etag) or picture_response(data, id[:12], etag)
+    return not_modified(request, etag) or image_response(data, id[:12], etag)
 
 
 @router.get(
@@ -192,10 +192,10 @@ async def thumbnail(
     if await asyncio.to_thread(inbox.get, id) is None:
         raise _unknown(id)
     etag = f'"{id}-{size}"'
-    if (not_modified := unchanged(request, etag)) is not None:
-        return not_modified
+    if (cached := not_modified(request, etag)) is not None:
+        return cached
     data = await container.thumbnails.get(id, size, inbox.read_image)
-    return picture_response(data, f"{id[:12]}-{size}", etag)
+    return image_response(data, f"{id[:12]}-{size}", etag)
 
 
 def _unknown(id: str) -> NotFound:

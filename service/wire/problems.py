@@ -15,7 +15,7 @@ class Problem(BaseModel):
             "examples": [
                 {
                     "type": "about:blank",
-                    "title": "Not an image that we read",
+                    "title": "The image format is not supported",
                     "status": 415,
                     "code": "unsupported_image",
                     "detail": "the bytes are not a supported image: send JPEG, PNG or WebP",

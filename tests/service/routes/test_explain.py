@@ -191,8 +191,9 @@ def fake_container(timeout: float = 10, **parts: Any) -> Any:
 
 
 def explain_one(container: Any) -> Coroutine[Any, Any, Explanation]:
-    deadline = container.request_limits.deadline(None)
-    return explain_in_turn(container, EmptyModel(ImageLimits()), known_image("class 0"), deadline)
+    return explain_in_turn(
+        container, EmptyModel(ImageLimits()), IMAGES[0], deadline=container.request_limits.deadline(None)
+    )
 
 
 def test_explanations_take_turns_and_do_not_block_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,11 +217,11 @@ def test_explanations_take_turns_and_do_not_block_the_event_loop(monkeypatch: py
 
 
 def test_a_request_that_waits_too_long_fails_and_the_turn_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    slow = SlowExplain(0.3)
+    slow = SlowExplain(0.8)
     monkeypatch.setattr(module, "explain", slow)
 
     async def several() -> list[Any]:
-        container = fake_container(timeout=0.1)
+        container = fake_container(timeout=0.4)
         first = await asyncio.gather(*(explain_one(container) for _ in range(3)), return_exceptions=True)
         return [*first, await explain_one(container)]
 
