@@ -1,10 +1,7 @@
-"""What the server tells Prometheus is there, is explained, is exactly right, and does not grow without bound."""
+"""The server's metrics: present, documented, exact, and bounded in number."""
 
 from __future__ import annotations
 
-import asyncio
-import json
-import logging
 import re
 import socket
 from collections import Counter
@@ -15,12 +12,9 @@ from typing import Any
 
 import httpx2 as httpx
 import pytest
-from prometheus_client.metrics_core import Metric
-from prometheus_client.parser import text_string_to_metric_families
-from starlette.types import Message, Receive, Scope, Send
 
-from service.http.middleware import RequestLog
 from service.inference.metrics import KEPT_VERSIONS, OUTCOMES, REJECTED, STAGES, Metrics
+from tests.support.metrics import families, series
 from tests.support.servers import (
     RunningServer,
     known_image,
@@ -34,8 +28,8 @@ from tests.support.servers import (
 SECRETS = {"robot": "rrrrrrrr-secret-of-a-robot", "app": "aaaaaaaa-secret-of-an-app"}
 KEYS = f"robot:predict:{SECRETS['robot']},app:predict+operate:{SECRETS['app']}"
 
-# The server's part of the design: names, kinds and labels.
-DESIGNED: dict[str, tuple[str, set[str]]] = {
+# Names, types and labels that dashboards and alerts rely on.
+EXPECTED: dict[str, tuple[str, set[str]]] = {
     "requests_total": ("counter", {"route", "code"}),
     "request_duration_seconds": ("histogram", {"route"}),
     "predictions_total": ("counter", {"outcome", "version", "client"}),
@@ -51,25 +45,13 @@ DESIGNED: dict[str, tuple[str, set[str]]] = {
 }
 
 
-def families(text: str) -> dict[str, Metric]:
-    """By name; a counter by the name of its series, as it is written in a query."""
-    found = text_string_to_metric_families(text)
-    return {f"{one.name}_total" if one.type == "counter" else one.name: one for one in found}
-
-
-def series(text: str, name: str) -> dict[tuple[str, ...], float]:
-    """The values of one metric by its labels' values, in the order of the labels' names."""
-    samples = families(text)[name].samples
-    return {tuple(value for _, value in sorted(one.labels.items())): one.value for one in samples}
-
-
 def key(name: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {SECRETS[name]}"}
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """The server's metrics after traffic that is known to the last image."""
+    """The server's metrics after a known sequence of requests."""
 
     text: str
 
@@ -111,12 +93,12 @@ def traffic(server: RunningServer) -> Traffic:
         return Traffic(http.get("/metrics").text)
 
 
-# What there is
+# Names and help texts
 
 
-@pytest.mark.parametrize("name", DESIGNED)
-def test_every_metric_of_the_design_is_there(traffic: Traffic, name: str) -> None:
-    kind, labels = DESIGNED[name]
+@pytest.mark.parametrize("name", EXPECTED)
+def test_every_expected_metric_is_exported(traffic: Traffic, name: str) -> None:
+    kind, labels = EXPECTED[name]
     family = families(traffic.text)[f"openworld_{name}"]
     assert family.type == kind
     assert family.documentation
@@ -125,22 +107,22 @@ def test_every_metric_of_the_design_is_there(traffic: Traffic, name: str) -> Non
         assert set(sample.labels) - {"le"} == labels
 
 
-def test_every_metric_is_explained_and_keeps_to_the_customs(traffic: Traffic) -> None:
+def test_every_metric_has_a_help_text_and_a_conventional_name(traffic: Traffic) -> None:
     ours = {name: family for name, family in families(traffic.text).items() if name.startswith("openworld_")}
-    assert len(ours) >= len(DESIGNED)
+    assert len(ours) >= len(EXPECTED)
     for name, family in ours.items():
         assert len(family.documentation) > 10, name
         assert re.fullmatch(r"openworld_[a-z_]+", name)
         assert not re.search(r"_(ms|milliseconds|kb|mb|percent|created)$", name), name
 
 
-def test_they_come_as_prometheus_expects_them_with_the_process_beside(server: RunningServer) -> None:
+def test_the_text_format_is_prometheus_and_includes_process_metrics(server: RunningServer) -> None:
     response = server.get("/metrics")
     assert response.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
     assert {"process_resident_memory_bytes", "process_cpu_seconds_total"} <= set(families(response.text))
 
 
-def test_series_known_beforehand_start_at_zero(tmp_path: Path) -> None:
+def test_series_known_in_advance_start_at_zero(tmp_path: Path) -> None:
     with running_server(tmp_path / "empty", threads=1) as server:
         text = server.get("/metrics").text
     assert series(text, "openworld_rejected_total") == {(reason,): 0 for reason in REJECTED}
@@ -150,7 +132,7 @@ def test_series_known_beforehand_start_at_zero(tmp_path: Path) -> None:
     assert metric_value(text, "openworld_model_swaps_total") == 0
 
 
-# What they say
+# Values
 
 
 def test_predictions_are_counted_by_outcome_version_and_client(traffic: Traffic) -> None:
@@ -200,20 +182,20 @@ def test_every_image_that_was_read_is_in_one_batch_and_has_one_score(traffic: Tr
     assert traffic.value("calibrated_score_bucket", version="3", le="1.0") == 11
 
 
-def test_every_stage_has_its_times(traffic: Traffic) -> None:
+def test_every_stage_is_timed(traffic: Traffic) -> None:
     count = {stage: traffic.value("stage_duration_seconds_count", stage=stage) for stage in STAGES}
     # Read: a request that came as far as its body; decode and queue: an image; score: a batch.
     assert count == {"read": 11, "decode": 13, "queue": 13, "score": traffic.value("batch_size_count")}
     assert all(0 < traffic.value("stage_duration_seconds_sum", stage=stage) < 60 for stage in STAGES)
 
 
-def test_nothing_is_left_inside(traffic: Traffic) -> None:
+def test_nothing_stays_in_progress(traffic: Traffic) -> None:
     assert traffic.value("queue_depth") == traffic.value("in_flight_images") == 0
     assert traffic.value("ready") == 1
     assert set(series(traffic.text, "openworld_rejected_total").values()) == {0}
 
 
-def test_novelties_are_counted_by_state_and_the_like_are_folded(server: RunningServer, traffic: Traffic) -> None:
+def test_novelties_are_counted_by_state_and_similar_ones_are_folded(server: RunningServer, traffic: Traffic) -> None:
     states = series(traffic.text, "openworld_novelties")
     assert states == {("new",): 3} | {state: 0 for state in states if state != ("new",)}
     assert len(states) >= 3
@@ -226,7 +208,7 @@ def test_novelties_are_counted_by_state_and_the_like_are_folded(server: RunningS
     assert set(series(server.get("/metrics").text, "openworld_novelties_dropped_total").values()) == {0}
 
 
-def test_an_activation_swaps_the_model_and_says_which_one_answers(server: RunningServer, traffic: Traffic) -> None:
+def test_an_activation_counts_a_swap_and_names_the_active_version(server: RunningServer, traffic: Traffic) -> None:
     ((sha256, version),) = series(traffic.text, "openworld_model_info")
     assert (version, traffic.value("model_info", version="3", sha256=sha256)) == ("3", 1)
     assert re.fullmatch("[0-9a-f]{64}", sha256)
@@ -263,7 +245,7 @@ def test_rejected_requests_are_counted_by_reason(tmp_path: Path) -> None:
         host, _, port = server.url.removeprefix("http://").rpartition(":")
 
         def half(*headers: str) -> socket.socket:
-            """A request that has its place and never finishes its body."""
+            """A request that is admitted and never finishes its body."""
             connection = socket.create_connection((host, int(port)), timeout=20)
             lines = "\r\n".join(["POST /predict HTTP/1.1", "Host: robot", "Content-Length: 99", *headers, "", "half"])
             connection.sendall(lines.encode())
@@ -314,7 +296,7 @@ def test_twelve_versions_leave_the_series_of_the_last_eight() -> None:
     assert series(text, "openworld_model_info") == {("sha of 12", "12"): 1}
 
 
-def test_a_version_in_use_is_not_forgotten_for_others() -> None:
+def test_a_version_in_use_keeps_its_series() -> None:
     metrics = Metrics()
     for version in range(1, 40):
         metrics.count_prediction("known", 1, "robot", 0.5)
@@ -324,62 +306,14 @@ def test_a_version_in_use_is_not_forgotten_for_others() -> None:
     assert len({version for _, _, version in predictions}) == KEPT_VERSIONS
 
 
-def test_strange_paths_methods_and_keys_make_no_series(server: RunningServer) -> None:
+def test_unknown_paths_methods_and_keys_make_no_series(server: RunningServer) -> None:
     routes = set(server.get("/openapi.json").json()["paths"]) | {"/openapi.json", "unmatched"}
     with httpx.Client(base_url=server.url) as http:
         for number in range(20):
-            http.get(f"/stranger/{number}?a={number}")
+            http.get(f"/unknown/{number}?a={number}")
             http.request("PATCH", f"/versions/{number + 500}/activate")
             http.post(f"/versions/{number + 500}/activate", headers=key("app"))
-            http.post("/predict", content=b"x", headers={"X-API-Key": f"stranger {number}"})
+            http.post("/predict", content=b"x", headers={"X-API-Key": f"unknown {number}"})
     text = server.get("/metrics").text
     assert {route for _, route in series(text, "openworld_requests_total")} <= routes
     assert {client for client, _, _ in series(text, "openworld_predictions_total")} <= set(SECRETS)
-
-
-# Bugs
-
-
-def call_observed(app: Any) -> tuple[Metrics, list[Message]]:
-    metrics, sent = Metrics(), list[Message]()
-
-    async def receive() -> Message:
-        return {"type": "http.disconnect"}
-
-    async def send(message: Message) -> None:
-        sent.append(message)
-
-    scope: Scope = {"type": "http", "method": "GET", "path": "/", "headers": [(b"x-request-id", b"mine")]}
-    asyncio.run(RequestLog(app, metrics, lambda: False)(scope, receive, send))
-    return metrics, sent
-
-
-def test_a_bug_is_answered_counted_and_logged(caplog: pytest.LogCaptureFixture) -> None:
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        raise LookupError("of all things")
-
-    with caplog.at_level(logging.INFO, "openworld.requests"):
-        metrics, (start, body) = call_observed(app)
-    problem = json.loads(body["body"])
-    assert (start["status"], problem["status"], problem["code"], problem["request_id"]) == (
-        500,
-        500,
-        "internal",
-        "mine",
-    )
-    assert "of all things" not in problem["detail"]
-    assert (b"x-request-id", b"mine") in start["headers"]
-    assert series(metrics.text().decode(), "openworld_requests_total") == {("500", "unmatched"): 1}
-    bug, line = caplog.records
-    assert bug.exc_info is not None
-    assert line.__dict__["fields"]["status"] == 500
-
-
-def test_a_bug_in_the_middle_of_an_answer_does_not_start_another() -> None:
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        raise LookupError("of all things")
-
-    metrics, sent = call_observed(app)
-    assert [message["type"] for message in sent] == ["http.response.start"]
-    assert series(metrics.text().decode(), "openworld_requests_total") == {("200", "unmatched"): 1}
