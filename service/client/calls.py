@@ -14,7 +14,7 @@ import httpx2 as httpx
 from pydantic import BaseModel, ValidationError
 
 from service.wire.classes import Classes
-from service.wire.novelties import Changed, Novelties, NoveltyState
+from service.wire.novelties import ChangedNovelties, Novelties, NoveltyState
 from service.wire.predictions import Prediction, Predictions
 from service.wire.problems import Problem
 from service.wire.tasks import TaskAnswer
@@ -157,8 +157,8 @@ def novelties(state: NoveltyState, before: int | None, timeout: float) -> Call[N
     return Call(Novelties, "GET", "/novelties", {"params": params}, timeout)
 
 
-def dismiss(ids: Sequence[str], timeout: float) -> Call[Changed]:
-    return Call(Changed, "POST", "/novelties/dismiss", {"json": {"ids": list(ids)}}, timeout)
+def dismiss(ids: Sequence[str], timeout: float) -> Call[ChangedNovelties]:
+    return Call(ChangedNovelties, "POST", "/novelties/dismiss", {"json": {"ids": list(ids)}}, timeout)
 
 
 def task(id: str, timeout: float) -> Call[TaskAnswer]:

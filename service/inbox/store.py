@@ -74,9 +74,6 @@ class Inbox:
             with self._lock:
                 self._open()
 
-    def __repr__(self) -> str:
-        return f"Inbox({str(self._folder.parent)!r}, {len(self._index)} novelties)"
-
     # Reading
 
     def get(self, id: str) -> Novelty | None:

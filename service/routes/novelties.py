@@ -19,17 +19,17 @@ from service.http.problems import documented
 from service.inbox import Group, Inbox, Novelty, NoveltyFilter
 from service.inbox.thumbnails import MAX_SIZE, MIN_SIZE
 from service.wire.novelties import (
-    Changed,
+    ChangedNovelties,
     GroupOrder,
-    KeptPrediction,
-    KeptPredictions,
     Novelties,
     NoveltyAnswer,
     NoveltyGroup,
     NoveltyGroups,
     NoveltyIds,
     NoveltyState,
-    WrongPredictions,
+    ReportedPredictions,
+    ReportResult,
+    ReportResults,
 )
 from service.wire.predictions import Nearest
 
@@ -91,7 +91,7 @@ async def groups(
 @router.post(
     "/novelties/dismiss", summary="Dismiss novelties: new to dismissed", responses=documented(400, 401, 403, 404, 422)
 )
-async def dismiss(key: LabelKey, inbox: InboxDep, body: NoveltyIds) -> Changed:
+async def dismiss(key: LabelKey, inbox: InboxDep, body: NoveltyIds) -> ChangedNovelties:
     """Similar images fold into them and do not appear again. 404 when none of the novelties exists."""
     return await _set_state(inbox, body.ids, "new", "dismissed")
 
@@ -101,16 +101,16 @@ async def dismiss(key: LabelKey, inbox: InboxDep, body: NoveltyIds) -> Changed:
     summary="Restore novelties: dismissed to new",
     responses=documented(400, 401, 403, 404, 422),
 )
-async def restore(key: LabelKey, inbox: InboxDep, body: NoveltyIds) -> Changed:
+async def restore(key: LabelKey, inbox: InboxDep, body: NoveltyIds) -> ChangedNovelties:
     """404 when none of the novelties exists."""
     return await _set_state(inbox, body.ids, "dismissed", "new")
 
 
-async def _set_state(inbox: Inbox, ids: Sequence[str], was: NoveltyState, state: NoveltyState) -> Changed:
+async def _set_state(inbox: Inbox, ids: Sequence[str], was: NoveltyState, state: NoveltyState) -> ChangedNovelties:
     change = await asyncio.to_thread(inbox.set_state, ids, state, was)
     if len(change.missing) == len(set(ids)):
         raise NotFound("none of these novelties is in the inbox: they were deleted or have aged out")
-    return Changed(changed=list(change.changed), missing=list(change.missing))
+    return ChangedNovelties(changed=list(change.changed), missing=list(change.missing))
 
 
 @router.post(
@@ -118,7 +118,7 @@ async def _set_state(inbox: Inbox, ids: Sequence[str], was: NoveltyState, state:
     summary="Report recent predictions as wrong or novel: put their images into the inbox",
     responses=documented(400, 401, 403, 404, 422),
 )
-async def keep(container: ContainerDep, key: LabelKey, inbox: InboxDep, body: WrongPredictions) -> KeptPredictions:
+async def report(container: ContainerDep, key: LabelKey, inbox: InboxDep, body: ReportedPredictions) -> ReportResults:
     """The image becomes a new novelty, whatever the answer was. 404 when this server has none of the predictions."""
     ids = list(dict.fromkeys(body.prediction_ids))
     found = [replace(one, note=body.note) for id in ids if (one := container.recent.get(id)) is not None]
@@ -129,13 +129,13 @@ async def keep(container: ContainerDep, key: LabelKey, inbox: InboxDep, body: Wr
         )
     results = await asyncio.to_thread(lambda: [inbox.add(one, requested=True) for one in found])
     kept = [
-        KeptPrediction(
+        ReportResult(
             prediction_id=one.prediction_id, novelty_id=result.id, outcome=result.outcome, reason=result.reason
         )
         for one, result in zip(found, results, strict=True)
     ]
     existing = {one.prediction_id for one in found}
-    return KeptPredictions(kept=kept, missing=[id for id in ids if id not in existing])
+    return ReportResults(kept=kept, missing=[id for id in ids if id not in existing])
 
 
 @router.get("/novelties/{id}", summary="One novelty", responses=documented(401, 403, 404, 422))

@@ -110,7 +110,7 @@ class NoveltyIds(BaseModel):
     ids: list[NoveltyId] = Field(min_length=1, max_length=5000)
 
 
-class Changed(BaseModel):
+class ChangedNovelties(BaseModel):
     """The novelties that changed state; ids in neither list were in another state and stay as they are."""
 
     model_config = _example(changed=[_SHA], missing=[])
@@ -119,7 +119,7 @@ class Changed(BaseModel):
     missing: list[str] = Field(description="not in the inbox: deleted, evicted, or never there")
 
 
-class WrongPredictions(BaseModel):
+class ReportedPredictions(BaseModel):
     """Predictions that a person reports as wrong or novel."""
 
     model_config = ConfigDict(
@@ -131,7 +131,7 @@ class WrongPredictions(BaseModel):
     note: str | None = Field(None, max_length=500, description="shown to the people that label")
 
 
-class KeptPrediction(BaseModel):
+class ReportResult(BaseModel):
     """What happened to one reported prediction."""
 
     prediction_id: str
@@ -140,12 +140,12 @@ class KeptPrediction(BaseModel):
     reason: str | None = Field(None, description="why it was dropped")
 
 
-class KeptPredictions(BaseModel):
+class ReportResults(BaseModel):
     """What happened to each reported prediction."""
 
     model_config = _example(
         kept=[{"prediction_id": _PREDICTION, "novelty_id": _SHA, "outcome": "new", "reason": None}], missing=[]
     )
 
-    kept: list[KeptPrediction]
+    kept: list[ReportResult]
     missing: list[str] = Field(description="predictions that this server no longer has, or that another server made")
