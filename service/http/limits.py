@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import defaultdict
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from types import TracebackType
@@ -125,15 +126,10 @@ class RateLimiter:
     """Images per second and key; 0: no limit. A burst of two seconds, or of one full request, is allowed."""
 
     def __init__(self, rate: float, max_images: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self._rate, self._clock = rate, clock
-        self._burst = max(rate * BURST_SECONDS, float(max_images))
-        self._buckets: dict[str, TokenBucket] = {}
+        self._rate = rate
+        burst = max(rate * BURST_SECONDS, max_images)
+        self._buckets = defaultdict[str, TokenBucket](lambda: TokenBucket(rate, burst, clock))
 
     def take(self, client: str, images: int) -> None:
-        if not self._rate:
-            return
-        bucket = self._buckets.get(client)
-        if bucket is None:
-            bucket = self._buckets[client] = TokenBucket(self._rate, self._burst, self._clock)
-        if (wait := bucket.take(images)) > 0:
+        if self._rate and (wait := self._buckets[client].take(images)) > 0:
             raise RateLimited(f"key {client!r} may send {self._rate:g} images per second: slow down", wait)

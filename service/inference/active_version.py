@@ -71,7 +71,7 @@ class ActiveVersion:
     async def start(self) -> None:
         """Load the current version, or the last one before it that can be loaded; then watch for new ones."""
         self._metrics.set_active_version(0, "")
-        if await self._refresh() is not None:
+        if await self.refresh() is not None:
             await self._fall_back()
         self._started = True
         self._watcher = asyncio.create_task(self._watch(), name="versions")
@@ -102,15 +102,11 @@ class ActiveVersion:
                     await self._pin(number)
         return self._pinned[number]
 
-    async def refresh(self) -> None:
-        """Look for a new current version; returns after it is active, or cannot be loaded."""
-        await self._refresh()
-
     async def activate(self, number: int, by: By, reason: str, announce: Callable[[int], None]) -> None:
         """Make a version current, and active here. VersionUnusable: it is current, but cannot be loaded here."""
         await self._require(number)
         await asyncio.to_thread(self.store.activate, number, by, reason)
-        failure = await self._refresh(requested=True)
+        failure = await self.refresh(requested=True)
         await asyncio.to_thread(announce, number)
         if failure is not None and failure.version == number:
             raise VersionUnusable(f"version {number} is current, but cannot be loaded here: {failure.reason}")
@@ -126,7 +122,7 @@ class ActiveVersion:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), self._pause())
             self._wake.clear()
-            await self._refresh()
+            await self.refresh()
 
     def _pause(self) -> float:
         if self.failure is None:
@@ -134,8 +130,8 @@ class ActiveVersion:
         left = (self.failure.next_try - datetime.now(UTC)).total_seconds()
         return min(self._poll_seconds, max(left, 0.05))
 
-    async def _refresh(self, requested: bool = False) -> LoadProblem | None:
-        """Make the current version active; `requested` by an operator: without back-off. Returns why it is not."""
+    async def refresh(self, requested: bool = False) -> LoadProblem | None:
+        """Make the current version active; without back-off if a person requested it. Returns why it is not active."""
         async with self._loading:
             current = None
             try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
@@ -32,8 +33,6 @@ KEPT_VERSIONS = 8
 OUTCOMES = ("known", "novel", "error")
 STAGES = ("read", "decode", "queue", "score")
 REJECTED = ("queue_full", "rate_limited", "not_ready", "deadline_passed", "abandoned")
-LOAD_FAILURES: tuple[Damage, ...] = ("missing", "changed", "backbone", "schema", "invalid", "runtime")
-DROPPED: tuple[DropReason, ...] = ("rate", "too_large", "unreadable", "queue", "error")
 
 
 class Metrics:
@@ -101,9 +100,9 @@ class Metrics:
 
         for reason in REJECTED:
             self.rejected.labels(reason)
-        for damage in LOAD_FAILURES:
+        for damage in get_args(Damage):
             self.load_failures.labels(damage)
-        for dropped in DROPPED:
+        for dropped in get_args(DropReason):
             self.novelties_dropped.labels(dropped)
         self._versions: deque[str] = deque(maxlen=KEPT_VERSIONS)  # versions with series, the last used one last
         self._clients: set[str] = set()

@@ -27,13 +27,6 @@ class RecentPredictions:
     def __len__(self) -> int:
         return len(self._sightings)
 
-    def __repr__(self) -> str:
-        return f"RecentPredictions({len(self)} predictions, {self.bytes} of {self._sightings.maxsize} bytes)"
-
-    @property
-    def bytes(self) -> int:
-        return int(self._sightings.currsize)
-
     def put(self, sighting: Sighting) -> None:
         """Keep a prediction in place of the oldest ones. One that is larger than the limit is not kept."""
         if _size(sighting) > self._sightings.maxsize:

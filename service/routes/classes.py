@@ -51,8 +51,9 @@ def _edit(name: str, change: ClassEdit) -> Edit:
 
 def _publish(container: Container, edit: Edit, author: str) -> Manifest:
     store = container.active_version.store
-    if edit.kind == "rename" and edit.to is not None:
-        known = set(store.load().manifest.classes) - {edit.name}
+    manifest = store.current_manifest()
+    if manifest is not None and edit.kind == "rename" and edit.to is not None:
+        known = set(manifest.classes) - {edit.name}
         if problems := [*name_problems(edit.to), *confusion_problems([edit.to], known)]:
             raise InvalidName("; ".join(problems))
     try:

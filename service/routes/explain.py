@@ -10,7 +10,7 @@ import numpy as np
 from fastapi import APIRouter, Request
 
 from models.errors import ImageError
-from models.inference.answer import NOTHING_KNOWN, Answer, answer
+from models.inference.answer import NOTHING_KNOWN, answer
 from models.inference.evidence import Array, Evidence
 from models.inference.model import Model
 from models.inference.predictor import Predictor
@@ -69,29 +69,18 @@ async def explain_in_turn(container: Container, model: ServableModel, image: byt
 
 def explain(predictor: ServableModel, pixels: Array) -> Explanation:
     """The answer to one decoded image, with all evidence."""
-    if not isinstance(predictor, Predictor) or not predictor.model.tasks:
-        return _explanation(predictor.version, NOTHING_KNOWN, None, [])
-    model = predictor.model
-    evidence = model.evidence(predictor.runtime.features(model, pixels[None]))
-    return _explanation(predictor.version, answer(model, evidence)[0], model, _tasks(model, evidence))
-
-
-def _explanation(version: int, answered: Answer, model: Model | None, tasks: list[TaskEvidence]) -> Explanation:
-    threshold = float(model.calibration.threshold[0]) if model else np.inf
-    learned = model if model is not None and np.isfinite(threshold) else None
-    return Explanation(
-        version=version,
-        label=answered.label,
-        novel=answered.novel,
-        score=answered.score,
-        threshold=threshold if learned else None,
-        calibrated_score=answered.calibrated_score,
-        calibrated_threshold=float(learned.calibration.calibrated(np.array([threshold]))[0]) if learned else None,
-        p_novel=answered.p_novel,
-        rule=model.rule.name if model else None,
-        constants=model.rule.constants if model else {},
-        tasks=tasks,
-    )
+    answered, tasks = NOTHING_KNOWN, list[TaskEvidence]()
+    fitted: dict[str, Any] = {"rule": None, "constants": {}, "threshold": None, "calibrated_threshold": None}
+    if isinstance(predictor, Predictor) and predictor.model.tasks:
+        model = predictor.model
+        evidence = model.evidence(predictor.runtime.features(model, pixels[None]))
+        answered, tasks = answer(model, evidence)[0], _tasks(model, evidence)
+        fitted |= {"rule": model.rule.name, "constants": model.rule.constants}
+        threshold = model.calibration.threshold
+        if np.isfinite(threshold[0]):
+            calibrated = model.calibration.calibrated(threshold)
+            fitted |= {"threshold": float(threshold[0]), "calibrated_threshold": float(calibrated[0])}
+    return Explanation(version=predictor.version, **vars(answered), **fitted, tasks=tasks)
 
 
 def _tasks(model: Model, evidence: Evidence) -> list[TaskEvidence]:

@@ -121,17 +121,8 @@ async def _predict(
 
 def _prediction(answer: Answer, id: str, version: int) -> Prediction:
     # Without validation, which takes longer than the rest of the conversion.
-    return Prediction.model_construct(
-        id=id,
-        label=answer.label,
-        novel=answer.novel,
-        score=answer.score,
-        calibrated_score=answer.calibrated_score,
-        p_novel=answer.p_novel,
-        task=answer.task,
-        nearest=[Nearest.model_construct(label=name, share=share) for name, share in answer.nearest],
-        version=version,
-    )
+    nearest = [Nearest.model_construct(label=name, share=share) for name, share in answer.nearest]
+    return Prediction.model_construct(**{**vars(answer), "id": id, "nearest": nearest, "version": version})
 
 
 def _failure(error: ImageError) -> Failure:

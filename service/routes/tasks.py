@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import time
 from collections.abc import AsyncIterator
@@ -155,7 +154,7 @@ async def _follow(container: Container, task: Task) -> AsyncIterator[str]:
     queue = container.queue()
     sent_at, last = 0.0, ""
     while True:
-        text = json.dumps(TaskAnswer.model_validate(task).model_dump(mode="json"))
+        text = TaskAnswer.model_validate(task).model_dump_json()
         if text != last:
             last, sent_at = text, time.monotonic()
             yield f"event: {task.state}\ndata: {text}\n\n"

@@ -70,7 +70,7 @@ def test_embeddings_count_towards_the_byte_limit() -> None:
 @pytest.mark.parametrize("recent", [RecentPredictions(max_bytes=0), RecentPredictions(max_count=0)])
 def test_with_a_limit_of_zero_nothing_is_kept(recent: RecentPredictions) -> None:
     recent.put(prediction(1))
-    assert len(recent) == recent.bytes == 0
+    assert len(recent) == recent._sightings.currsize == 0
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(4, 3000)), max_size=60), st.integers(0, 8000))
@@ -79,7 +79,7 @@ def test_the_bounds_hold_after_any_sequence_of_predictions(puts: list[tuple[int,
     for number, size in puts:
         recent.put(prediction(number, size))
         assert len(recent) <= 4
-        assert recent.bytes == sum(len(one.data) + OVERHEAD for one in recent._sightings.values()) <= room
+        assert recent._sightings.currsize == sum(len(one.data) + OVERHEAD for one in recent._sightings.values()) <= room
         if size + OVERHEAD <= room:
             found = recent.get(f"prediction-{number}")
             assert found is not None
@@ -92,4 +92,4 @@ def test_every_prediction_of_a_removed_image_is_removed() -> None:
         recent.put(prediction(number, data=b"the same" if number % 2 else None))
     assert asyncio.run(recent.erase({sha256_bytes(b"the same"), "0" * 64})) == 3
     assert numbers(recent) == [0, 2, 4]
-    assert recent.bytes == 3 * (100 + OVERHEAD)
+    assert recent._sightings.currsize == 3 * (100 + OVERHEAD)
