@@ -5,7 +5,8 @@ from functools import partial
 
 import pytest
 
-from tasks.batch import DEFAULT_LIMITS, BatchCheck, BatchLimits, LabelledBatch
+from tasks.batch import BatchCheck, BatchLimits, LabelledBatch
+from tasks.batch.check import DEFAULT_LIMITS
 from tasks.errors import BatchError
 from tests.support.images import make_image
 

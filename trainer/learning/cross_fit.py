@@ -18,21 +18,13 @@ from trainer.learning.tokens import TokenCache
 from trainer.learning.train_task import TaskData
 
 Floats = NDArray[np.float64]
+Train = Callable[[TaskData, str], Model]  # trains the newest task on other data, in a phase of this name
 
 
 def cross_fit(
-    tokens: TokenCache,
-    model: Model,
-    data: TaskData,
-    train: Callable[[TaskData, str], Model],
-    name: str,
-    folds: int,
-    rng: np.random.Generator,
+    tokens: TokenCache, model: Model, data: TaskData, train: Train, name: str, folds: int, rng: np.random.Generator
 ) -> list[HeldOut]:
-    """What training on each image of the newest task `name` changes in its evidence.
-
-    `train` returns a model like `model` whose newest task is trained on other data, in a phase of the given name.
-    """
+    """What training on each image of the newest task `name` changes in its evidence."""
     classes, labels = model.tasks[-1].classes, np.asarray(data.labels)
     fold_of = assign_folds(data.labels, folds, rng)
     out: list[HeldOut] = []

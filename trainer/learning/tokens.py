@@ -20,6 +20,7 @@ CACHE_BYTES = 4 * 2**30
 MIN_CROP_AREA = 0.8
 ASPECT = (0.9, 1.1)
 JITTER = 0.15
+Reader = Callable[[str], bytes]  # by image key
 Item = tuple[str, int]  # image key and view
 
 
@@ -30,12 +31,7 @@ class TokenCache:
     """
 
     def __init__(
-        self,
-        backbone: Backbone,
-        read: Callable[[str], bytes],
-        seed: int = 0,
-        device: str = "cpu",
-        max_bytes: int = CACHE_BYTES,
+        self, backbone: Backbone, read: Reader, seed: int = 0, device: str = "cpu", max_bytes: int = CACHE_BYTES
     ) -> None:
         self.backbone, self._read, self._seed = backbone, read, seed
         self.device = torch.device(device)

@@ -99,15 +99,10 @@ class _TaskNetwork:
     """The parameters in training, by name: a checkpoint holds them and the optimiser's momentum."""
 
     def __init__(
-        self,
-        backbone: Backbone,
-        shared: SharedAdapters,
-        classes: int,
-        settings: LearnerSettings,
-        name: str,
-        device: torch.device,
+        self, tokens: TokenCache, shared: SharedAdapters, classes: int, settings: LearnerSettings, name: str
     ) -> None:
-        rng = random_stream(settings.seed, name, "start")
+        self._tokens, self._settings = tokens, settings
+        backbone, device, rng = tokens.backbone, tokens.device, random_stream(settings.seed, name, "start")
         a, d, b = backbone.adapters, backbone.spec.dimensions, shared.bottleneck
         start = {part: getattr(shared.adapters, part) for part in ADAPTER_TENSORS}
         start |= {"norm_w": backbone.norm_w.numpy(), "norm_b": backbone.norm_b.numpy()}
@@ -133,6 +128,30 @@ class _TaskNetwork:
 
     def masks(self, s: float) -> Masks:
         return Masks(*(hat.soft_mask(self.parameters[key], s) for key in ("e1", "e2")))
+
+    def epoch(self, data: TaskData, rng: np.random.Generator) -> float:
+        """Train on batches of new images, each with as many replayed ones as `ood` (Eq. ood_obj + Eq. hat_reg)."""
+        tokens, settings = self._tokens, self._settings
+        batch, passes = min(settings.batch_size, len(data.keys)), _passes(len(data.keys), settings)
+        order, losses = np.concatenate([rng.permutation(len(data.keys)) for _ in range(passes)]), []
+        starts = range(0, len(order), batch)
+        for step, start in enumerate(starts):
+            chosen = order[start : start + batch]
+            keys, labels = [data.keys[i] for i in chosen], [data.labels[i] for i in chosen]
+            if data.replay:
+                replayed = rng.choice(len(data.replay), len(chosen), replace=len(chosen) > len(data.replay))
+                keys += [data.replay[i] for i in replayed]
+                labels += [data.classes] * len(replayed)
+            views = rng.integers(settings.views, size=len(keys)).tolist()
+            s = hat.temperature(step, len(starts))
+            masks = self.masks(s)
+            z = tokens.backbone.blocks(tokens.get(keys, views), self.tensors, masks)
+            logits = F.linear(z, self.parameters["head_w"], self.parameters["head_b"])
+            loss = F.cross_entropy(logits, torch.tensor(labels, device=z.device))
+            loss = loss + settings.recipe.sparsity * hat.sparsity(list(masks), [self.used1, self.used2])
+            self.step(loss, s)
+            losses.append(float(loss.detach()))
+        return float(np.mean(losses))
 
     def step(self, loss: Tensor, s: float) -> None:
         """One optimiser step that leaves the entries of earlier tasks exactly as they are."""
@@ -192,44 +211,14 @@ def train_task(
 
     The initial weights depend on `name` only: the folds of a cross-fit start from the same weights as the task.
     """
-    network = _TaskNetwork(tokens.backbone, shared, data.classes, settings, name, tokens.device)
+    network = _TaskNetwork(tokens, shared, data.classes, settings, name)
     finished, state = checkpoint.load(phase)
     if finished:
         network.restore(state)
     per_epoch = image_passes(data, settings) / settings.epochs
     progress.skip(finished * per_epoch)
     for epoch in range(finished, settings.epochs):
-        loss = _epoch(tokens, network, data, settings, random_stream(settings.seed, phase, "epoch", epoch))
+        loss = network.epoch(data, random_stream(settings.seed, phase, "epoch", epoch))
         checkpoint.save(phase, epoch + 1, network.state())
         progress.report(phase, epoch + 1, settings.epochs, per_epoch, loss)
     return network.finish()
-
-
-def _epoch(
-    tokens: TokenCache,
-    network: _TaskNetwork,
-    data: TaskData,
-    settings: LearnerSettings,
-    rng: np.random.Generator,
-) -> float:
-    """Train on batches of new images, each with as many replayed ones as `ood` (Eq. ood_obj + Eq. hat_reg)."""
-    batch, passes = min(settings.batch_size, len(data.keys)), _passes(len(data.keys), settings)
-    order, losses = np.concatenate([rng.permutation(len(data.keys)) for _ in range(passes)]), []
-    starts = range(0, len(order), batch)
-    for step, start in enumerate(starts):
-        chosen = order[start : start + batch]
-        keys, labels = [data.keys[i] for i in chosen], [data.labels[i] for i in chosen]
-        if data.replay:
-            replayed = rng.choice(len(data.replay), len(chosen), replace=len(chosen) > len(data.replay))
-            keys += [data.replay[i] for i in replayed]
-            labels += [data.classes] * len(replayed)
-        views = rng.integers(settings.views, size=len(keys)).tolist()
-        s = hat.temperature(step, len(starts))
-        masks = network.masks(s)
-        z = tokens.backbone.blocks(tokens.get(keys, views), network.tensors, masks)
-        logits = F.linear(z, network.parameters["head_w"], network.parameters["head_b"])
-        loss = F.cross_entropy(logits, torch.tensor(labels, device=z.device))
-        loss = loss + settings.recipe.sparsity * hat.sparsity(list(masks), [network.used1, network.used2])
-        network.step(loss, s)
-        losses.append(float(loss.detach()))
-    return float(np.mean(losses))

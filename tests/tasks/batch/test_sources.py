@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.batch import DEFAULT_LIMITS, BatchLimits, LabelledBatch, open_batch
+from tasks.batch import BatchLimits, LabelledBatch, open_batch
+from tasks.batch.check import DEFAULT_LIMITS
 from tasks.errors import BatchError
 from tests.support.images import make_image, write_classes
 

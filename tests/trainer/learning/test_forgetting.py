@@ -32,6 +32,7 @@ from tests.support.tiny_model import (
 )
 from trainer.learning.checkpoint import Checkpoint
 from trainer.learning.learner import Learned, Learner
+from trainer.learning.tokens import TokenCache
 from trainer.learning.train_task import ADAPTER_TENSORS, _TaskNetwork, grow_adapters, initial_adapters
 
 slow = settings(max_examples=25, deadline=None)
@@ -221,7 +222,7 @@ def loss_of(network: _TaskNetwork, backbone: Backbone, labels: Tensor) -> Tensor
 def test_a_step_changes_free_entries_and_no_bit_of_protected_ones(seed: int, momentum: float, decay: float) -> None:
     backbone, shared = tiny_backbone(), half_used(seed)
     chosen = tiny_settings(momentum=momentum, weight_decay=decay, learning_rate=0.1)
-    network = _TaskNetwork(backbone, shared, 2, chosen, "test", torch.device("cpu"))
+    network = _TaskNetwork(TokenCache(backbone, TinyImages().read), shared, 2, chosen, "test")
     start = {key: network.parameters[key].detach().clone() for key in ADAPTER_TENSORS}
     for step in range(15):
         loss = loss_of(network, backbone, torch.tensor([0, 1, 2, step % 3]))
@@ -238,7 +239,7 @@ def test_a_step_changes_free_entries_and_no_bit_of_protected_ones(seed: int, mom
 def test_existing_momentum_does_not_change_protected_entries() -> None:
     backbone, shared = tiny_backbone(), half_used()
     network = _TaskNetwork(
-        backbone, shared, 2, tiny_settings(momentum=0.9, weight_decay=0.1), "test", torch.device("cpu")
+        TokenCache(backbone, TinyImages().read), shared, 2, tiny_settings(momentum=0.9, weight_decay=0.1), "test"
     )
     state = network.state()
     network.restore(state | {f"momentum.{key}": np.ones_like(value) for key, value in state.items()})
@@ -252,7 +253,7 @@ def test_existing_momentum_does_not_change_protected_entries() -> None:
 def test_weight_decay_changes_weights_but_no_masks_norms_or_biases() -> None:
     backbone, shared = tiny_backbone(), half_used()
     chosen = tiny_settings(momentum=0.0, weight_decay=0.1, learning_rate=0.5)
-    network = _TaskNetwork(backbone, shared, 2, chosen, "test", torch.device("cpu"))
+    network = _TaskNetwork(TokenCache(backbone, TinyImages().read), shared, 2, chosen, "test")
     with torch.no_grad():  # biases start at zero, where decay has no effect
         for parameter in network.parameters.values():
             parameter += 0.5
@@ -273,7 +274,9 @@ def test_weight_decay_changes_weights_but_no_masks_norms_or_biases() -> None:
 
 def test_embeddings_are_clipped_to_where_the_sigmoid_has_a_gradient() -> None:
     backbone = tiny_backbone()
-    network = _TaskNetwork(backbone, half_used(), 2, tiny_settings(learning_rate=10.0), "test", torch.device("cpu"))
+    network = _TaskNetwork(
+        TokenCache(backbone, TinyImages().read), half_used(), 2, tiny_settings(learning_rate=10.0), "test"
+    )
     for _ in range(5):
         network.step(loss_of(network, backbone, torch.tensor([0, 1, 2, 0])), 1.0)
     for key in ("e1", "e2"):

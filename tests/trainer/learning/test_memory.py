@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.batch import MAX_LISTED
+from tasks.batch.class_names import MAX_LISTED
 from tasks.errors import BatchError
 from tests.support.tiny_model import TinyImages, class_tasks, learn_tasks, silent_progress, tiny_learner
 from trainer.learning.checkpoint import Checkpoint
