@@ -19,16 +19,3 @@ from service.client.sync import Client
 from service.wire.predictions import Failure, Prediction
 from service.wire.tasks import TaskAnswer
 from service.wire.versions import Versions
-
-__all__ = [
-    "ApiError",
-    "AsyncClient",
-    "Client",
-    "ClientError",
-    "Failure",
-    "Image",
-    "Prediction",
-    "TaskAnswer",
-    "Unreachable",
-    "Versions",
-]

@@ -14,18 +14,3 @@ from service.inbox.records import (
 from service.inbox.store import Inbox
 from service.inbox.thumbnails import Thumbnails
 from service.inbox.writer import InboxWriter
-
-__all__ = [
-    "STATES",
-    "AddResult",
-    "DropReason",
-    "Group",
-    "Inbox",
-    "InboxLimits",
-    "InboxWriter",
-    "Novelty",
-    "NoveltyFilter",
-    "Sighting",
-    "StateChange",
-    "Thumbnails",
-]

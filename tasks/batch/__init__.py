@@ -3,15 +3,3 @@
 from tasks.batch.check import BatchCheck, BatchLimits, LabelledBatch, LabelledImage, shortened
 from tasks.batch.class_names import canonical, confusion_problems, name_problems
 from tasks.batch.sources import open_batch
-
-__all__ = [
-    "BatchCheck",
-    "BatchLimits",
-    "LabelledBatch",
-    "LabelledImage",
-    "canonical",
-    "confusion_problems",
-    "name_problems",
-    "open_batch",
-    "shortened",
-]

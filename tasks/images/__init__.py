@@ -2,5 +2,3 @@
 
 from tasks.images.retention import Expired, ImageReferences, Retention
 from tasks.images.store import ImageStore, StoredImage
-
-__all__ = ["Expired", "ImageReferences", "ImageStore", "Retention", "StoredImage"]

@@ -5,18 +5,3 @@ from tasks.queue.connection import connect
 from tasks.queue.lease import Lease
 from tasks.queue.queue import Submitted, TaskQueue
 from tasks.queue.task import ENDED, STATES, Task, TaskProgress, TaskState, TaskSummary
-
-__all__ = [
-    "ENDED",
-    "STATES",
-    "Lease",
-    "Submitted",
-    "Task",
-    "TaskProgress",
-    "TaskQueue",
-    "TaskState",
-    "TaskSummary",
-    "announce",
-    "connect",
-    "listen",
-]
