@@ -112,12 +112,12 @@ def measure(settings: dict[str, str]) -> dict[str, Any]:
 
 
 def _teach(client: Client, folder: Path, names: Sequence[str]) -> str:
-    from openworld.commands.teach import zipped
+    from openworld.commands.teach import zip_images
     from tasks.batch import open_batch
 
     write_images(folder, names, IMAGES)
     with open_batch(folder) as batch:
-        return client.teach_zip(zipped((image.label, batch.read(image.sha256)) for image in batch.images)).id
+        return client.teach_zip(zip_images((image.label, batch.read(image.sha256)) for image in batch.images)).id
 
 
 def _ended(client: Client, task: str) -> bool:

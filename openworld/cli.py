@@ -1,9 +1,9 @@
 """The command `openworld`: its parser, and the one place where an error becomes a message and an exit code.
 
-    0  done          1  some files could not be read      2  a mistake that the message says how to mend
-    3  the new version was rejected by the gate          130  interrupted
+    0  success       1  some files could not be read      2  an error, with a message that says what to do
+    3  the gate rejected the new version                130  interrupted
 
-Nothing heavy is imported here: torch only when something is learned, ONNX Runtime only when something is predicted.
+Commands import torch and ONNX Runtime only when they use them.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from tasks.errors import BatchError
 FAILED, INTERRUPTED = 2, 130
 
 EPILOG = """\
-a first round:
-  openworld learn animals/ --data robot    animals/cat/1.jpg, animals/dog/2.jpg, ...: a sub-folder a class
+first steps:
+  openworld learn animals/ --data robot    animals/cat/1.jpg, animals/dog/2.jpg, ...: one sub-folder per class
   openworld predict photo.jpg --data robot
   openworld versions --data robot
 
@@ -38,7 +38,7 @@ An OPENWORLD_* variable that is not a setting stops the program.
 def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
         prog="openworld",
-        description="An agent that recognises what it has learned, says `novel` to the rest, and learns it when told.",
+        description="Classify images into learned classes, detect novel ones, and learn new classes continually.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -58,7 +58,7 @@ def parser() -> argparse.ArgumentParser:
             "--data",
             type=Path,
             metavar="DIR",
-            help="the data folder: versions, images, backbone (default: OPENWORLD_DATA, else ./data)",
+            help="the data folder: versions, images, backbone, inbox (default: OPENWORLD_DATA, else ./data)",
         )
         sub.set_defaults(run=command.run)
     return top
@@ -73,16 +73,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         check_environment(os.environ)
         if arguments.data.exists() and not arguments.data.is_dir():
-            raise OpenWorldError(f"--data {arguments.data} is a file: give a folder, or a name that is free")
+            raise OpenWorldError(f"--data {arguments.data} is a file: give a folder, or the name of a new one")
         code: int = arguments.run(arguments)
         sys.stdout.flush()
         return code
     except KeyboardInterrupt:
-        again = "; the same command goes on from the last finished epoch" if arguments.command == "learn" else ""
+        again = "; the same command continues from the last finished epoch" if arguments.command == "learn" else ""
         print(f"\ninterrupted{again}", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
-        # The reader (`| head`) has gone. Python flushes once more at exit and would complain again.
+        # The reader of the pipe (`| head`) has ended. Python flushes stdout again at exit: discard that.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except (OpenWorldError, OSError) as error:
@@ -91,14 +91,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def message(error: OpenWorldError | OSError) -> str:
-    """What went wrong, every problem on its own line, and what to do about it."""
+    """The error message of a command; each problem of a batch on its own line."""
     if isinstance(error, BatchError) and len(error.problems) > 1:
         lines = "\n".join(f"  - {problem}" for problem in error.problems)
         return f"error: {len(error.problems)} problems\n{lines}"
     if _disk_is_full(error):
-        return (
-            f"error: the disk is full, nothing was published: free some space and run the same command again\n({error})"
-        )
+        return f"error: the disk is full, nothing was published: free space and run the same command again\n({error})"
     return f"error: {error}"
 
 

@@ -1,22 +1,28 @@
-"""All environment variables that openworld reads, and the check that stops on any other `OPENWORLD_*` name.
+"""The environment variables that openworld reads, the check that refuses all others, and settings from both.
 
-A setting under a wrong name would be ignored in silence: `OPENWORLD_KEY5=...` would start a server without keys.
+A variable with a wrong name would be ignored silently: `OPENWORLD_KEY5=...` would start a server without keys.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from difflib import SequenceMatcher, get_close_matches
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
 
 from models.errors import OpenWorldError
 from service.settings import ServiceSettings
+from tasks.settings import Settings
 from trainer.learning.settings import LearnerSettings
 from trainer.worker.settings import WorkerSettings
+
+S = TypeVar("S", bound=Settings)
 
 PREFIX = "OPENWORLD_"
 URL, KEY, REDIS_SERVER = "OPENWORLD_URL", "OPENWORLD_KEY", "OPENWORLD_UP_REDIS_SERVER"
 COMMAND_LINE = {
-    URL: "the service that `teach`, `predict` and `demo` talk to (`http://127.0.0.1:8000`)",
+    URL: "the service that `teach`, `predict`, `versions` and `demo` use; default `http://127.0.0.1:8000`",
     KEY: "the API key that they send",
     REDIS_SERVER: "path of the Redis or Valkey server that `openworld up` starts, instead of the one in its wheel",
 }
@@ -72,7 +78,7 @@ def check_environment(names: Iterable[str]) -> None:
 
 
 def _looks_like_a_setting(name: str) -> bool:
-    """Also with a typing mistake in the prefix."""
+    """Tolerates a typing error in the prefix."""
     return SequenceMatcher(None, name[: len(PREFIX)], PREFIX).ratio() > 0.85
 
 
@@ -93,3 +99,23 @@ def _service_links(names: Collection[str]) -> set[str]:
     """Variables that Kubernetes sets for a Service whose name begins with `openworld`."""
     services = [name.removesuffix("_SERVICE_HOST") for name in names if name.endswith("_SERVICE_HOST")]
     return {name for name in names if any(name.startswith((f"{s}_SERVICE_", f"{s}_PORT")) for s in services)}
+
+
+def settings_from(kind: type[S], given: Mapping[str, Any], options: Mapping[str, str] | None = None) -> S:
+    """Settings from `given` (None: not given) and from the environment; `options` names the options of fields.
+
+    OpenWorldError names every wrong setting by its option or variable, without its value, which may be a secret.
+    """
+    given = {name: value for name, value in given.items() if value is not None}
+    try:
+        return kind(**given)
+    except ValidationError as error:
+        sources = kind.variables() | {name: option for name, option in (options or {}).items() if name in given}
+        names = {variable: name for name, variable in kind.variables().items()}
+        lines = []
+        for problem in error.errors(include_input=False, include_url=False):
+            message = problem["msg"].removeprefix("Value error, ")
+            location = str(problem["loc"][0]) if problem["loc"] else ""
+            source = sources.get(names.get(location, location))
+            lines.append(f"{source}: {message[0].lower()}{message[1:]}" if source else message)
+        raise OpenWorldError("\n".join(lines)) from error

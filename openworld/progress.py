@@ -1,4 +1,4 @@
-"""Progress on stderr: a bar for people, a line every few seconds for log files."""
+"""Progress on stderr: a bar on a terminal, a line every few seconds otherwise."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
 from trainer.learning.progress import Event
 
-EVERY_SECONDS = 5.0
+LINE_SECONDS = 5.0
 
 
 class Display:
-    """A listener of the trainer's events."""
+    """Shows the trainer's events; call it with each event."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._phase, self._last = "", float("-inf")
         self._bar: Progress | None = None
         if (console := Console(stderr=True)).is_terminal:
@@ -41,7 +40,7 @@ class Display:
             self._bar.stop()
 
     def say(self, text: str) -> None:
-        """What happens before there is anything to measure."""
+        """Show a text before the first event."""
         if self._bar:
             self._bar.update(self._shown, description=text)
         else:
@@ -49,17 +48,17 @@ class Display:
 
     def __call__(self, event: Event) -> None:
         if self._bar:
-            self._bar.update(self._shown, description=event.phase, completed=event.progress, detail=detail(event))
+            self._bar.update(self._shown, description=event.phase, completed=event.progress, detail=_detail(event))
             return
-        now = self._clock()
-        if event.phase != self._phase or now - self._last >= EVERY_SECONDS:
+        now = time.monotonic()
+        if event.phase != self._phase or now - self._last >= LINE_SECONDS:
             self._phase, self._last = event.phase, now
-            print(f"{event.progress:4.0%} {event.phase}: {detail(event)}", file=sys.stderr, flush=True)
+            print(f"{event.progress:4.0%} {event.phase}: {_detail(event)}", file=sys.stderr, flush=True)
 
 
 @contextmanager
 def count_done(what: str) -> Iterator[Callable[[int], None]]:
-    """A progress bar without a total, on a terminal only; call the yielded function with the number of items done."""
+    """A counter on a terminal, nothing otherwise; call the yielded function with the number of items done."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield lambda more: None
@@ -70,8 +69,8 @@ def count_done(what: str) -> Iterator[Callable[[int], None]]:
         yield lambda more: bar.advance(shown, more)
 
 
-def detail(event: Event) -> str:
-    """Where the phase stands: `epoch 3/20, loss 0.412, 2 min left`."""
+def _detail(event: Event) -> str:
+    """`epoch 3/20, loss 0.412, 2 min left`."""
     unit = "" if event.loss is None else "epoch "
     parts = [f"{unit}{event.epoch}/{event.epochs}"]
     if event.loss is not None:
@@ -82,7 +81,7 @@ def detail(event: Event) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Rounded to what matters: 12 s, 3 min, 2 h 05 min."""
+    """Rounded: `12 s`, `3 min`, `2 h 05 min`."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)

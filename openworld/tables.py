@@ -1,4 +1,4 @@
-"""What a person reads at the end: tables, made from manifests alone."""
+"""Tables and numbers that commands print."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.text import Text
 from models.versions.manifest import Manifest
 from openworld.progress import duration
 
-PIPE_WIDTH = 200  # a file has no width to fit into
+PIPE_WIDTH = 200  # columns, if stdout is not a terminal
 
 
 def console() -> Console:
@@ -21,7 +21,7 @@ def console() -> Console:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str | Text]], title: str | None = None) -> Table:
-    """Class and file names are anybody's text: never read as markup, and folded rather than cut."""
+    """A table; a column name that ends with a space is right-aligned. Cells are never markup, and folded, not cut."""
     out = Table(title=title, title_justify="left", title_style="bold")
     for column in columns:
         out.add_column(column.strip(), overflow="fold", justify="right" if column.endswith(" ") else "left")
@@ -31,7 +31,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str | Text]], title: s
 
 
 def task_table(reports: Iterable[Mapping[str, Any]]) -> Table:
-    """Every task on its held-out images, before and after."""
+    """Accuracy and AUC of every task on its held-out images, before and after."""
     rows = [
         [
             str(report["task"] + 1),
@@ -46,7 +46,7 @@ def task_table(reports: Iterable[Mapping[str, Any]]) -> Table:
 
 
 def print_report(manifest: Manifest) -> None:
-    """What a task brought and what it cost the earlier ones."""
+    """What a version learned, and what it changed for earlier tasks."""
     metrics = manifest.metrics
     out = console()
     out.print(task_table(metrics["tasks"]))
@@ -68,7 +68,7 @@ def print_report(manifest: Manifest) -> None:
 
 
 def names(classes: Sequence[str], shown: int = 8) -> str:
-    """A task may have hundreds."""
+    """The first names, and how many more there are."""
     more = f" and {len(classes) - shown} more" if len(classes) > shown else ""
     return ", ".join(classes[:shown]) + more
 

@@ -1,4 +1,4 @@
-"""`openworld learn`: a folder of named images becomes the next version."""
+"""`openworld learn`: learn a folder of labelled images as the next version."""
 
 from __future__ import annotations
 
@@ -6,37 +6,36 @@ import argparse
 import json
 import sys
 import warnings
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from models.errors import OpenWorldError
 from models.versions.manifest import Manifest
 from models.versions.store import VersionStore
 from openworld import tables
-from openworld.options import settings_from
+from openworld.commands import require_packages
+from openworld.environment import settings_from
 from openworld.progress import Display
 from tasks.batch import open_batch
 from trainer.learning.settings import LearnerSettings
 
-SUMMARY = "learn a folder of named images as the next task"
+SUMMARY = "learn a folder of labelled images as the next task"
 EPILOG = """\
 examples:
-  openworld learn animals/                       animals/cat/1.jpg, animals/dog/2.jpg, ...: a sub-folder a class
+  openworld learn animals/                       animals/cat/1.jpg, animals/dog/2.jpg, ...: one sub-folder per class
   openworld learn animals.zip --data robot       the same folder, zipped
-  openworld learn more-cats/                     a class that is known already: its knowledge is extended
+  openworld learn more-cats/                     more images of a known class
   openworld learn animals/ --backbone deit_small_patch16_224 --weights deit.safetensors
 
-Interrupted or killed, the same command goes on from the last finished epoch. A batch that was learned already is not
-learned again. Exit code 3: the new version forgets too much, was rejected, and is kept beside the versions.
-Settings without an option are environment variables: docs/settings.md.
+After an interruption or a kill, the same command continues from the last finished epoch. A learned batch is not learned
+again. Exit code 3: the gate rejected the new version, because it forgets too much; it is kept in the
+folder `rejected`. Settings without an option are environment variables: docs/settings.md.
 """
 REJECTED = 3
-EXTRA = ("torch", "torchvision", "timm", "onnx", "onnxscript")
+REQUIRED_PACKAGES = ("torch", "torchvision", "timm", "onnx", "onnxscript")
 
-# The settings that people change, by the option that changes them; the others have their environment variable.
+# Option -> field of LearnerSettings; the other fields have an environment variable only.
 OPTIONS = {
     "--backbone": "backbone",
     "--weights": "backbone_weights",
@@ -59,7 +58,7 @@ OPTIONS = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "images", type=Path, metavar="FOLDER|ZIP", help="a folder with a sub-folder a class, or a zip of it"
+        "images", type=Path, metavar="FOLDER|ZIP", help="a folder with one sub-folder per class, or a zip of it"
     )
     parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
     settings = parser.add_argument_group("settings")
@@ -67,19 +66,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         field = LearnerSettings.model_fields[name]
         choices = get_args(field.annotation) if get_origin(field.annotation) is Literal else None
         metavar = None if choices else {"backbone": "NAME", "backbone_weights": "FILE"}.get(name, "N")
-        # No type: the value goes to the settings as it is, which say what they accept.
+        # No type: LearnerSettings validates the value.
         settings.add_argument(option, dest=name, choices=choices, metavar=metavar, help=_help(field, name))
 
 
 def _help(field: FieldInfo, name: str) -> str:
-    told = field.default is not None and not field.is_required() and field.default_factory is None
-    default = f"default {field.default}; " if told else ""
-    text = f"{field.description or name.replace('_', ' ')} ({default}{LearnerSettings.variables()[name]})"
-    return text.replace("%", "%%")
+    default = "" if field.default is None or field.default_factory else f"default {field.default}; "
+    return f"{field.description} ({default}{LearnerSettings.variables()[name]})".replace("%", "%%")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    _require_extra()
+    require_packages("train", *REQUIRED_PACKAGES)
     given = {name: getattr(arguments, name) for name in OPTIONS.values()}
     settings = settings_from(LearnerSettings, given, {name: option for option, name in OPTIONS.items()})
     store = VersionStore(arguments.data)
@@ -89,36 +86,28 @@ def run(arguments: argparse.Namespace) -> int:
         Display() as display,
         warnings.catch_warnings(),
     ):
-        warnings.filterwarnings("ignore", module=r"(torch|timm|onnx|onnxscript)(\.|$)")  # nobody here can act on them
+        warnings.filterwarnings("ignore", module=r"(torch|timm|onnx|onnxscript)(\.|$)")  # users cannot act on them
         display.say(f"{tables.count(len(batch.images), 'image')} of {', '.join(batch.classes)}; loading PyTorch")
-        # Here and not above: torch takes seconds to load, and nothing before this line needs it.
+        # Imported here: torch takes seconds to load.
         from trainer.publish import learn_batch
 
         outcome = learn_batch(arguments.data, batch, settings, display)
     if arguments.json:
         print(json.dumps(_result(outcome.state, outcome.manifest, outcome.folder), ensure_ascii=False))
     elif outcome.state == "already learned":
-        current = store.current()
-        n = outcome.manifest.version
-        elsewhere = "" if current == n else f" (version {current} is current: openworld versions --activate {n})"
-        print(f"already learned as version {n}{elsewhere}: nothing to do")
+        current, n = store.current(), outcome.manifest.version
+        hint = "" if current == n else f" (version {current} is current: openworld versions --activate {n})"
+        print(f"already learned as version {n}{hint}: nothing to do")
     else:
         tables.print_report(outcome.manifest)
         if outcome.state == "published":
             print(f"version {outcome.manifest.version} is current")
     if outcome.state == "rejected" and outcome.verdict:
-        current = store.current()
-        print(f"rejected, version {current} stays current:", file=sys.stderr)
+        print(f"rejected, version {store.current()} stays current:", file=sys.stderr)
         print(*(f"  - {reason}" for reason in outcome.verdict.reasons), sep="\n", file=sys.stderr)
-        print(f"what was learned is kept in {outcome.folder}", file=sys.stderr)
+        print(f"the rejected version is kept in {outcome.folder}", file=sys.stderr)
         return REJECTED
     return 0
-
-
-def _require_extra() -> None:
-    missing = [name for name in EXTRA if find_spec(name) is None]
-    if missing:
-        raise OpenWorldError(f"learning needs {', '.join(missing)}: pip install 'openworld[train]'")
 
 
 def _result(state: str, manifest: Manifest, folder: Path) -> dict[str, Any]:

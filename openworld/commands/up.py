@@ -1,159 +1,144 @@
-"""`openworld up`: the whole service on this machine, with one command and nothing else to install or to start."""
+"""`openworld up`: server, trainer and queue on this machine, started and kept running by one command."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import logging
 import os
+import socket
 import sys
-from contextlib import ExitStack, suppress
-from importlib.util import find_spec
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
 from models.errors import OpenWorldError
-from models.files import make_folder
+from models.files import file_lock, make_folder
 from models.versions.data_format import open_data_folder
 from openworld import logs
-from openworld.commands import learn
-from openworld.options import settings_from
+from openworld.commands import learn, require_packages
+from openworld.environment import settings_from
 from openworld.up.child_process import ChildProcess
-from openworld.up.claims import free_port, only_one
-from openworld.up.log_stream import LogStream, OwnLines
+from openworld.up.embedded_redis import RedisServer, SupervisedRedis
 from openworld.up.supervisor import Program, Supervisor
-from openworld.up.welcome import until_ready, welcome
-
-if TYPE_CHECKING:
-    from openworld.up.embedded_redis import RedisServer
-    from service.settings import ServiceSettings
-    from trainer.worker.settings import WorkerSettings
-
-log = logging.getLogger(__name__)
+from openworld.up.welcome import wait_until_ready, welcome
+from service.settings import ServiceSettings
+from trainer.learning.settings import LearnerSettings
+from trainer.worker.settings import WorkerSettings
 
 SUMMARY = "start everything on this machine: server, trainer and queue"
 EPILOG = """\
 examples:
   openworld up
   openworld up --data robot --port 8080
-  OPENWORLD_REDIS_URL=redis://10.0.0.7:6379 openworld up    with a Redis of your own
+  OPENWORLD_REDIS_URL=redis://10.0.0.7:6379 openworld up    with your own Redis
 
-Ctrl-C stops it; started again with the same folder, it goes on where it was. A part that ends by itself is started
-again. The settings of `serve` and `train` are environment variables: docs/settings.md.
+Ctrl-C stops it; the next start with the same data folder continues from there. A process that ends is started again,
+after a pause of 0.5 to 30 seconds. The settings of `serve` and `train` are environment variables: docs/settings.md.
 """
 
-EXTRA = ("fastapi", "uvicorn", "redis", "prometheus_client", *learn.EXTRA)
 CODE = Path(__file__).resolve().parents[2]
-MARGIN = 10.0  # seconds that a part may take to end, beyond those that the settings give to requests
+LOCK_SECONDS = 3.0  # for the children of a killed `up` to end
+STOP_MARGIN_SECONDS = 10.0  # for a child to end, in addition to the time that its settings allow for requests
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--host", help="address to listen on (OPENWORLD_HOST, else 127.0.0.1)")
-    parser.add_argument("--port", type=int, help="port to listen on (OPENWORLD_PORT, else 8000; 0: a free one)")
+    parser.add_argument("--host", help="address to listen on (default: OPENWORLD_HOST, else 127.0.0.1)")
+    parser.add_argument(
+        "--port", type=int, help="port to listen on; 0 takes a free one (default: OPENWORLD_PORT, else 8000)"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    missing = [name for name in EXTRA if find_spec(name) is None]
-    if missing:
-        raise OpenWorldError(f"not installed: {', '.join(missing)}. Install them: pip install 'openworld[all]'")
-    # Here and not above: the other commands need neither a web server nor a queue.
-    from openworld.up.embedded_redis import RedisServer
-    from service.settings import ServiceSettings
-    from trainer.learning.settings import LearnerSettings
-    from trainer.worker.settings import WorkerSettings
-
-    # All settings, although the children read them too: a mistake is best told before anything has started.
+    require_packages("all", "fastapi", "uvicorn", "redis", "prometheus_client", *learn.REQUIRED_PACKAGES)
+    # The children read the settings too; read all of them here to report an error before anything starts.
     given: dict[str, Any] = {"data": arguments.data.absolute(), "host": arguments.host, "port": arguments.port}
-    serving, working = settings_from(ServiceSettings, given), settings_from(WorkerSettings, {"data": given["data"]})
+    server, worker = settings_from(ServiceSettings, given), settings_from(WorkerSettings, {"data": given["data"]})
     settings_from(LearnerSettings, {})
-    make_folder(serving.data)
-    open_data_folder(serving.data)
+    make_folder(server.data)
+    open_data_folder(server.data)
     with ExitStack() as stack:
-        lock = stack.enter_context(only_one(serving.data))
-        # A free one is chosen here, so that a server that is started again is where it was.
-        port = free_port(serving.host, serving.port, "choose another with --host and --port")
-        free_port(
-            working.metrics_host, working.metrics_port, "choose another with OPENWORLD_TRAIN_METRICS_PORT, 0 for none"
-        )
-        serving = serving.model_copy(update={"port": port})
-        redis = None if serving.redis_url else stack.enter_context(RedisServer(serving.data / "redis"))
-        return asyncio.run(_supervisor(serving, working, redis, lock).run())
+        lock = stack.enter_context(_lock_folder(server.data))
+        # A free port is chosen here, so that a restarted server keeps it.
+        port = available_port(server.host, server.port, "choose another with --host and --port")
+        remedy = "choose another with OPENWORLD_TRAIN_METRICS_PORT, 0 for none"
+        available_port(worker.metrics_host, worker.metrics_port, remedy)
+        server = server.model_copy(update={"port": port})
+        redis = None if server.redis_url else stack.enter_context(RedisServer(server.data / "redis"))
+        return asyncio.run(_supervisor(server, worker, redis, lock).run())
 
 
-def _supervisor(serving: ServiceSettings, working: WorkerSettings, redis: RedisServer | None, lock: int) -> Supervisor:
-    text = serving.log_format == "text" or (serving.log_format == "auto" and sys.stderr.isatty())
-    style: Literal["text", "json"] = "text" if text else "json"
-    stream = LogStream(sys.stderr, style, ["up", "server", "trainer"])
-    logs.set_up(serving.log_level, style)
-    own = OwnLines(stream, "up")
-    own.setFormatter(logs.Text() if text else logs.JsonLines())
-    logging.getLogger().handlers[:] = [own]
+@contextmanager
+def _lock_folder(data: Path) -> Iterator[int]:
+    """Hold the data folder for one `openworld up` and its children, which inherit the yielded descriptor."""
+    path = data / ".up.lock"
+    with ExitStack() as stack:
+        try:
+            descriptor = stack.enter_context(file_lock(path, LOCK_SECONDS, shared_with_children=True))
+        except TimeoutError:
+            raise OpenWorldError(
+                f"{data} is in use by another `openworld up` (pid {path.read_text() or 'unknown'}): "
+                "use that one, stop it first, or give another folder with --data"
+            ) from None
+        path.write_text(str(os.getpid()))
+        yield descriptor
 
+
+def available_port(host: str, port: int, remedy: str) -> int:
+    """The port, or a free one for 0. OpenWorldError with the remedy: it is in use."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+            return int(probe.getsockname()[1])
+    except OSError as error:
+        raise OpenWorldError(f"cannot listen on {host}, port {port} ({error.strerror or error}): {remedy}") from error
+
+
+def _supervisor(server: ServiceSettings, worker: WorkerSettings, redis: RedisServer | None, lock: int) -> Supervisor:
+    style = logs.resolve_style(server.log_format)
+    stream = logs.LogStream(sys.stderr, style, ["up", "server", "trainer"])
+    logs.set_up(server.log_level, style, logs.LogStreamHandler(stream, "up"))
     environment = _environment(style, redis)
     openworld = [sys.executable, "-P", "-m", "openworld"]
-    data = ["--data", str(serving.data)]
+    data = ["--data", str(server.data)]
 
     async def ready() -> None:
-        version = await until_ready(serving.host, serving.port)
-        with suppress(OSError, ValueError):  # nobody reads it
-            print(welcome(serving, working, version), flush=True)
+        version = await wait_until_ready(server.host, server.port)
+        with suppress(OSError, ValueError):  # stdout is closed
+            print(welcome(server, worker, version), flush=True)
 
-    server = ChildProcess(
+    serve = ChildProcess(
         "server",
-        [*openworld, "serve", *data, "--host", serving.host, "--port", str(serving.port)],
+        [*openworld, "serve", *data, "--host", server.host, "--port", str(server.port)],
         environment,
         lambda line: stream.write("server", line),
         ready=ready,
         pass_fds=[lock],
     )
-    # The trainer leaves a core to the server; and it stands back by itself, see OPENWORLD_TRAIN_NICE.
+    # By default the trainer leaves one core to the server.
     threads = os.environ.get("OPENWORLD_TRAIN_THREADS") or str(max(1, (os.cpu_count() or 1) - 1))
-    trainer = ChildProcess(
+    train = ChildProcess(
         "trainer",
         [*openworld, "train", *data],
         {**environment, "OPENWORLD_TRAIN_THREADS": threads},
         lambda line: stream.write("trainer", line),
         pass_fds=[lock],
     )
-    # The server first: torch takes seconds to load, and the first answer should not have to wait for that.
-    queue: list[Program] = [_Redis(redis)] if redis else []
-    return Supervisor([queue, [server, trainer]], grace=serving.drain_seconds + serving.shutdown_seconds + MARGIN)
+    # The server starts first: the trainer uses all cores while it loads torch.
+    queue: list[Program] = [SupervisedRedis(redis)] if redis else []
+    grace = server.drain_seconds + server.shutdown_seconds + STOP_MARGIN_SECONDS
+    return Supervisor([queue, [serve, train]], grace=grace)
 
 
 def _environment(style: str, redis: RedisServer | None) -> dict[str, str]:
     environment = {
         **os.environ,
-        "OPENWORLD_LOG_FORMAT": style,  # they write into a pipe, and cannot see where it ends
-        # The same code as ours, and with -P not a `models` that lies in the folder where `up` was called.
+        "OPENWORLD_LOG_FORMAT": style,  # the children write to a pipe and cannot detect a terminal
+        # The children run this code; -P keeps a `models` in the working directory out.
         "PYTHONPATH": os.pathsep.join(filter(None, [str(CODE), os.environ.get("PYTHONPATH")])),
     }
     if redis is not None:
         environment["OPENWORLD_REDIS_URL"] = redis.url
     return environment
-
-
-class _Redis:
-    """The embedded Redis, for the supervisor. It has a log of its own, beside its data."""
-
-    name = "redis"
-
-    def __init__(self, server: RedisServer) -> None:
-        self._server = server
-
-    async def start(self) -> None:
-        await asyncio.to_thread(self._server.start)
-        log.info("redis answers; its data and its log are in %s", self._server.folder)
-
-    async def ready(self) -> None:
-        return
-
-    async def wait(self) -> int:
-        return await asyncio.to_thread(self._server.wait)
-
-    def send(self, number: int) -> None:
-        if self._server.alive and self._server.pid is not None:
-            with suppress(ProcessLookupError):
-                os.kill(self._server.pid, number)
-
-    def last_words(self) -> str:
-        return f"see {self._server.folder / 'redis.log'}"

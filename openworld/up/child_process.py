@@ -1,7 +1,8 @@
-"""A child process that says what it says to us, line by line, and dies with us.
+"""A supervised child process whose output is read line by line.
 
-**It does not outlive this process, however that ends.** (On Linux; elsewhere it does when we are killed with SIGKILL.)
-It has a session of its own: the terminal's Ctrl-C is for us alone, and what it starts itself can be killed with it.
+**A child never outlives this process, however this process ends.** (On Linux; elsewhere a child survives if this
+process is killed with SIGKILL.) A child has its own session: Ctrl-C on the terminal reaches this process only, and
+processes that the child starts can be killed with it.
 """
 
 from __future__ import annotations
@@ -9,86 +10,102 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 
-from openworld.up.parent_death import mortal
+CHUNK = 65536  # bytes per read; a longer line is split
+KEPT_LINES = 20  # of the output, for the error message of a child that cannot start
+FLUSH_SECONDS = 1.0  # to read what an ended child left in the pipe
 
-CHUNK = 65536  # bytes read at once, and the longest line that is waited for
-LAST_WORDS = 20  # lines kept for the message about a child that could not start
-LAST_LINES = 1.0  # seconds to read what an ended child has left in the pipe
+# A separate Python process sets the death signal and then becomes the child: with threads, code between fork and exec
+# (`preexec_fn`) may deadlock. It sets the signal before it checks the parent, which may die in between.
+_LAUNCHER = """\
+import ctypes, os, signal, sys
+PR_SET_PDEATHSIG = 1
+ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+if os.getppid() != int(sys.argv[1]):
+    sys.exit("the parent is gone")
+os.execv(sys.argv[2], sys.argv[2:])
+"""
 
 
-async def _at_once() -> None:
+def die_with_parent(command: Sequence[str]) -> list[str]:
+    """`command`, killed when the *thread* that starts it ends: start it from a thread that outlives it."""
+    if sys.platform != "linux":
+        return list(command)
+    return [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), *command]
+
+
+async def _ready_at_once() -> None:
     return
 
 
 class ChildProcess:
-    """A program for the supervisor: a command line. Start it on the main thread: with that it dies."""
+    """A command line as a program of the supervisor. Start it on the main thread."""
 
     def __init__(
         self,
         name: str,
         command: Sequence[str],
         environment: Mapping[str, str],
-        heard: Callable[[str], None],
-        ready: Callable[[], Awaitable[None]] = _at_once,
+        on_line: Callable[[str], None],
+        ready: Callable[[], Awaitable[None]] = _ready_at_once,
         pass_fds: Sequence[int] = (),
     ) -> None:
         self.name = name
         self._command, self._environment, self._pass_fds = list(command), dict(environment), tuple(pass_fds)
-        self._heard, self._ready = heard, ready
+        self._on_line, self._ready = on_line, ready
         self._process: asyncio.subprocess.Process | None = None
-        self._listening: asyncio.Task[None] | None = None
-        self._said: deque[str] = deque(maxlen=LAST_WORDS)
+        self._reader: asyncio.Task[None] | None = None
+        self._last_lines: deque[str] = deque(maxlen=KEPT_LINES)
 
     async def start(self) -> None:
-        self._said.clear()
-        # A pipe of our own: with asyncio's, the child has not ended before every grandchild has let go of it.
-        reading, writing = os.pipe()
+        self._last_lines.clear()
+        # Not asyncio's own pipe: with that, wait() returns only when every grandchild has closed it.
+        read_end, write_end = os.pipe()
         try:
             self._process = await asyncio.create_subprocess_exec(
-                *mortal(self._command),
+                *die_with_parent(self._command),
                 stdin=asyncio.subprocess.DEVNULL,
-                stdout=writing,
-                stderr=writing,
+                stdout=write_end,
+                stderr=write_end,
                 env=self._environment,
                 pass_fds=self._pass_fds,
                 start_new_session=True,
             )
         except BaseException:
-            os.close(reading)
+            os.close(read_end)
             raise
         finally:
-            os.close(writing)
-        self._listening = asyncio.create_task(self._listen(reading))
+            os.close(write_end)
+        self._reader = asyncio.create_task(self._read(read_end))
 
     async def ready(self) -> None:
         await self._ready()
 
     async def wait(self) -> int:
         assert self._process is not None
-        assert self._listening is not None
+        assert self._reader is not None
         code = await self._process.wait()
         with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)  # what it has started goes with it
+            os.killpg(self._process.pid, signal.SIGKILL)  # processes that the child has started
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._listening, LAST_LINES)
+            await asyncio.wait_for(self._reader, FLUSH_SECONDS)
         return code
 
     def send(self, number: int) -> None:
         if self._process is not None and self._process.returncode is None:
             with suppress(ProcessLookupError):
-                os.kill(self._process.pid, number)  # its own `send_signal` may take the exit code away from `wait`
+                os.kill(self._process.pid, number)  # asyncio's `send_signal` may take the exit code from `wait`
 
-    def last_words(self) -> str:
-        """Its last error message; without one, its last lines."""
-        lines = list(self._said)
-        errors = [place for place, line in enumerate(lines) if line.startswith("error: ")]
+    def last_error(self) -> str:
+        lines = list(self._last_lines)
+        errors = [number for number, line in enumerate(lines) if line.startswith("error: ")]
         return "\n".join(lines[errors[-1] if errors else 0 :]).removeprefix("error: ")
 
-    async def _listen(self, descriptor: int) -> None:
+    async def _read(self, descriptor: int) -> None:
         reader = asyncio.StreamReader()
         pipe = os.fdopen(descriptor, "rb", buffering=0)
         loop = asyncio.get_running_loop()
@@ -100,13 +117,13 @@ class ChildProcess:
                 if len(rest) > CHUNK:
                     lines, rest = [*lines, rest], b""
                 for line in lines:
-                    self._say(line)
+                    self._handle(line)
             if rest:
-                self._say(rest)
+                self._handle(rest)
         finally:
             transport.close()
 
-    def _say(self, line: bytes) -> None:
+    def _handle(self, line: bytes) -> None:
         text = line.decode(errors="replace").removesuffix("\r")
-        self._said.append(text)
-        self._heard(text)
+        self._last_lines.append(text)
+        self._on_line(text)

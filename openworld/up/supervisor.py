@@ -1,11 +1,13 @@
-"""Programs kept running, in stages: a program may need those of the stages before its own.
+"""The supervisor of `openworld up`.
 
-    a program ends                it is started again after 0.5 s, 1 s, ... 30 s; 0.5 s again when it has run for 60 s
-    ... early, with exit code 2   people have to mend something: all are stopped, and its message is ours
-    Ctrl-C, SIGTERM, SIGHUP       all are asked to end, a stage when the one after it has ended; killed when they do not
-    a second one                  all are killed at once
+**A program that ends is started again, for whatever reason it ended, until the supervisor is told to stop.** The pause
+before a restart grows from 0.5 s to 30 s, and falls back to 0.5 s after a run of 60 s.
 
-One event loop owns the state and sleeps until something happens.
+    exit code 2 before any run of 60 s   a wrong setting: all programs stop, and its message becomes the error of `up`
+    SIGINT, SIGTERM or SIGHUP            SIGTERM to all programs, last stage first; SIGKILL after the grace period
+    another signal                       SIGKILL to all programs
+
+Programs are in stages: a program may need those of earlier stages. One event loop owns all state.
 """
 
 from __future__ import annotations
@@ -25,40 +27,40 @@ from models.errors import OpenWorldError
 
 log = logging.getLogger(__name__)
 
-MISTAKE = 2  # the exit code of a mistake that the message says how to mend: trying again mends nothing
-FORCED = 130  # our exit code when people did not want to wait
-ONE_WISH = 0.5  # seconds in which signals count as one: `make` and `timeout` pass on what we have got already
+CONFIGURATION_ERROR = 2  # exit code of a program that a restart cannot help
+KILLED = 130  # exit code of `up` after a second signal
+SAME_SIGNAL_SECONDS = 0.5  # `make` and `timeout` pass on a signal that `up` has received as well
 
 
 class Program(Protocol):
-    """Something to keep running."""
+    """A program to keep running."""
 
     @property
     def name(self) -> str: ...
 
     async def start(self) -> None:
-        """Begin a run; OSError or OpenWorldError when that is not possible now."""
+        """Begin a run. OSError or OpenWorldError: try again later."""
 
     async def ready(self) -> None:
-        """Return when those that come after it may start; asked once, after the first start."""
+        """Return when the next program may start. Called once, after the first start."""
 
     async def wait(self) -> int:
-        """When the run has ended: its exit code, or minus the signal that ended it."""
+        """Wait for the end of the run: its exit code, or minus the signal that ended it."""
 
     def send(self, number: int) -> None:
-        """A signal; nothing happens when it does not run."""
+        """Send a signal; ignored if it does not run."""
 
-    def last_words(self) -> str:
-        """Why the last run ended, as it said itself."""
+    def last_error(self) -> str:
+        """The error message of the last run."""
 
 
 @dataclass(frozen=True)
 class RestartPolicy:
-    """Seconds before a program that has ended is started again: doubled each time, until a run has lasted."""
+    """Seconds between the end of a run and the next start."""
 
     first: float = 0.5
     longest: float = 30.0
-    settled: float = 60.0  # a run that lasts so long was no failed start
+    settled: float = 60.0  # a run of this length resets the pause
 
 
 class Supervisor:
@@ -74,115 +76,114 @@ class Supervisor:
     ) -> None:
         self._stages = stages
         self._programs = [program for stage in stages for program in stage]
-        self._grace = grace  # seconds from asking a program to end to killing it
+        self._grace = grace  # seconds from SIGTERM to SIGKILL
         self._restart_policy = restart_policy or RestartPolicy()
-        self._patience = patience  # seconds for a program to be ready before the next one is started all the same
+        self._patience = patience  # seconds to wait for a program to be ready before the next one is started
         self._stopping = asyncio.Event()
-        self._told = -math.inf
-        self._forced = False
-        self._proven: set[str] = set()  # programs that have run for long: their settings are not the mistake
-        self._mistake: OpenWorldError | None = None
+        self._stop_time = -math.inf
+        self._killed = False
+        self._error: OpenWorldError | None = None
 
     async def run(self) -> int:
-        """The exit code; OpenWorldError when a program said what has to be mended first."""
-        self._heed_signals()
+        """Return the exit code. OpenWorldError: a program reports a wrong setting."""
+        self._handle_signals()
         keepers: dict[str, asyncio.Task[None]] = {}
         ready: list[asyncio.Task[None]] = []
         try:
             for program in self._programs:
                 if self._stopping.is_set():
                     break
-                keepers[program.name] = asyncio.create_task(self._keep(program))
-                keepers[program.name].add_done_callback(lambda _: self._stopping.set())  # it never ends alone
+                keepers[program.name] = asyncio.create_task(self._keep_running(program))
+                keepers[program.name].add_done_callback(lambda _: self._stopping.set())
                 ready.append(asyncio.create_task(program.ready()))
-                await self._await_ready(program, ready[-1])
+                await self._wait_until_ready(program, ready[-1])
             await self._stopping.wait()
         finally:
             self._stopping.set()
-            for one in ready:
-                one.cancel()
+            for task in ready:
+                task.cancel()
             for stage in reversed(self._stages):
-                await asyncio.gather(*(self._end(one, keepers[one.name]) for one in stage if one.name in keepers))
+                await asyncio.gather(*(self._stop(one, keepers[one.name]) for one in stage if one.name in keepers))
             await asyncio.gather(*ready, return_exceptions=True)
-        await asyncio.gather(*keepers.values())  # for the exception, if it is a bug that ended one
+        await asyncio.gather(*keepers.values())  # raises what ended a keeper unexpectedly
         log.info("stopped")
-        if self._mistake is not None:
-            raise self._mistake
-        return FORCED if self._forced else 0
+        if self._error is not None:
+            raise self._error
+        return KILLED if self._killed else 0
 
     # Signals
 
-    def _heed_signals(self) -> None:
+    def _handle_signals(self) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
-                continue  # nohup
-            loop.add_signal_handler(number, self._heed, number)
+                continue  # started with nohup: survive the end of the terminal
+            loop.add_signal_handler(number, self._on_signal, number)
 
-    def _heed(self, number: signal.Signals) -> None:
+    def _on_signal(self, number: signal.Signals) -> None:
         now = time.monotonic()
         if not self._stopping.is_set():
-            log.info("%s: stopping; once more to stop at once", number.name)
-            self._told = now
+            log.info("%s: stopping; send it again to kill all programs", number.name)
+            self._stop_time = now
             self._stopping.set()
-        elif now - self._told > ONE_WISH and not self._forced:
-            log.warning("%s again: killing what still runs", number.name)
-            self._forced = True
+        elif now - self._stop_time > SAME_SIGNAL_SECONDS and not self._killed:
+            log.warning("%s again: killing all programs", number.name)
+            self._killed = True
             for program in self._programs:
                 program.send(signal.SIGKILL)
 
-    # Starting, and starting again
+    # Start and restart
 
-    async def _await_ready(self, program: Program, ready: asyncio.Task[None]) -> None:
-        """Until it is ready, or that is nothing to wait for any more; then it may become so later."""
+    async def _wait_until_ready(self, program: Program, ready: asyncio.Task[None]) -> None:
         stopping = asyncio.create_task(self._stopping.wait())
         await asyncio.wait({ready, stopping}, timeout=self._patience, return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
         if ready.done():
             ready.result()
         elif not self._stopping.is_set():
-            log.warning("%s is not ready after %g s; starting the rest", program.name, self._patience)
+            log.warning("%s is not ready after %g s: starting the next program", program.name, self._patience)
 
-    async def _keep(self, program: Program) -> None:
+    async def _keep_running(self, program: Program) -> None:
         backoff = Backoff(self._restart_policy.first, self._restart_policy.longest)
+        has_settled = False
         while not self._stopping.is_set():
-            began = time.monotonic()
-            code, end = await self._run_once(program)
-            if time.monotonic() - began >= self._restart_policy.settled:
-                self._proven.add(program.name)
+            started = time.monotonic()
+            code, result = await self._run_once(program)
+            if time.monotonic() - started >= self._restart_policy.settled:
+                has_settled = True
                 backoff.reset()
             if self._stopping.is_set():
                 return
-            if code == MISTAKE and program.name not in self._proven:
-                self._mistake = OpenWorldError(f"the {program.name} cannot start: {program.last_words()}")
+            if code == CONFIGURATION_ERROR and not has_settled:
+                self._error = OpenWorldError(f"the {program.name} cannot start: {program.last_error()}")
                 return
             pause = backoff.next()
-            log.error("%s %s; starting it again in %g s", program.name, end, pause)
+            log.error("%s %s: restart in %g s", program.name, result, pause)
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), pause)
 
     async def _run_once(self, program: Program) -> tuple[int | None, str]:
-        """Its exit code, if it came to that, and how it ended in words."""
+        """The exit code, None if the program could not be started, and the result in words."""
         try:
             await program.start()
         except (OSError, OpenWorldError) as error:
             return None, f"could not be started ({error})"
-        if self._stopping.is_set():  # told while it started, when there was nobody to pass it on to
-            program.send(signal.SIGKILL if self._forced else signal.SIGTERM)
+        if self._stopping.is_set():  # a signal that came during the start has not reached the program
+            program.send(signal.SIGKILL if self._killed else signal.SIGTERM)
         code = await program.wait()
-        return code, f"ended with code {code}" if code >= 0 else f"was ended by {_name_of(-code)}"
+        return code, f"ended with code {code}" if code >= 0 else f"was ended by {_signal_name(-code)}"
 
-    async def _end(self, program: Program, keeper: asyncio.Task[None]) -> None:
+    async def _stop(self, program: Program, keeper: asyncio.Task[None]) -> None:
         program.send(signal.SIGTERM)
         await asyncio.wait({keeper}, timeout=self._grace)
         if not keeper.done():
-            log.warning("%s has not ended in %g s; killing it", program.name, self._grace)
+            log.warning("%s has not ended after %g s: killing it", program.name, self._grace)
             program.send(signal.SIGKILL)
             await asyncio.wait({keeper})
 
 
-def _name_of(number: int) -> str:
+def _signal_name(number: int) -> str:
     try:
         return signal.Signals(number).name
     except ValueError:
-        return f"signal {number}"  # a real-time one has no name
+        return f"signal {number}"  # real-time signals have no name

@@ -1,4 +1,4 @@
-"""When the service answers, and what somebody who has just started it wants to know."""
+"""Wait until the server answers, and the message that `openworld up` prints then."""
 
 from __future__ import annotations
 
@@ -8,31 +8,28 @@ import shutil
 import sys
 from contextlib import suppress
 from http.client import HTTPConnection, HTTPException
-from typing import TYPE_CHECKING
 
 from models.backoff import Backoff
 from models.errors import StoreError
 from models.versions.store import VersionStore
 from openworld import remote
+from service.settings import ServiceSettings
+from trainer.worker.settings import WorkerSettings
 
-if TYPE_CHECKING:
-    from service.settings import ServiceSettings
-    from trainer.worker.settings import WorkerSettings
-
-FIRST_LOOK, LONGEST_LOOK = 0.05, 2.0  # seconds between two questions to a server that is not ready
-ANSWER = 2.0  # seconds that one may take
+FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0  # seconds between two requests to a server that is not ready
+REQUEST_SECONDS = 2.0
 
 
-async def until_ready(host: str, port: int) -> int:
-    """The version that the server answers with, 0 for none."""
-    backoff = Backoff(FIRST_LOOK, LONGEST_LOOK, factor=1.2)
-    while (version := await asyncio.to_thread(_version_at, _reached_at(host), port)) is None:
+async def wait_until_ready(host: str, port: int) -> int:
+    """Return the active version of the server, 0 for none, when it is ready."""
+    backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE, factor=1.2)
+    while (version := await asyncio.to_thread(_active_version, connectable_host(host), port)) is None:
         await asyncio.sleep(backoff.next())
     return version
 
 
-def _version_at(host: str, port: int) -> int | None:
-    connection = HTTPConnection(host, port, timeout=ANSWER)  # and not urllib, which might ask a proxy
+def _active_version(host: str, port: int) -> int | None:
+    connection = HTTPConnection(host, port, timeout=REQUEST_SECONDS)  # urllib might use a proxy
     try:
         connection.request("GET", "/readyz")
         answer = connection.getresponse()
@@ -43,46 +40,46 @@ def _version_at(host: str, port: int) -> int | None:
         connection.close()
 
 
-def _reached_at(host: str) -> str:
-    """Everywhere is where one can listen, not where one can go."""
+def connectable_host(host: str) -> str:
+    """Map a wildcard bind address to loopback."""
     return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
 
 
-def address(host: str, port: int) -> str:
-    host = _reached_at(host)
+def _url(host: str, port: int) -> str:
+    host = connectable_host(host)
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
-def welcome(serving: ServiceSettings, working: WorkerSettings, version: int) -> str:
-    server = address(serving.host, serving.port)
-    key = "-H 'Authorization: Bearer <key>' " if serving.keys else ""
-    metrics = f"{server}/metrics"
-    if working.metrics_port:
-        metrics += f", and of the trainer {address(working.metrics_host, working.metrics_port)}/metrics"
+def welcome(server: ServiceSettings, worker: WorkerSettings, version: int) -> str:
+    url = _url(server.host, server.port)
+    key = "-H 'Authorization: Bearer <key>' " if server.keys else ""
+    metrics = f"{url}/metrics"
+    if worker.metrics_port:
+        metrics += f"; trainer: {_url(worker.metrics_host, worker.metrics_port)}/metrics"
     rows = {
-        "console": server,
-        "API": f"{server}/docs",
-        "try it": f"curl {key}--data-binary @photo.jpg {server}/predict",
-        "serving": _learned(serving, version) or f"nothing yet, so everything is novel; teach it: {_teach(server)}",
-        "data": str(serving.data),
+        "console": url,
+        "API": f"{url}/docs",
+        "try it": f"curl {key}--data-binary @photo.jpg {url}/predict",
+        "version": _learned(server, version) or f"none: every image is novel. Teach it: {_teach_command(url)}",
+        "data": str(server.data),
         "metrics": metrics,
-        "stop": "Ctrl-C; started again with the same data folder, it goes on where it was",
+        "stop": "Ctrl-C; the next start with the same data folder continues from here",
     }
     width = max(map(len, rows))
     return "\n".join(["", "openworld is up", "", *(f"  {name:<{width}}  {value}" for name, value in rows.items()), ""])
 
 
-def _learned(serving: ServiceSettings, version: int) -> str:
+def _learned(server: ServiceSettings, version: int) -> str:
     if not version:
         return ""
     with suppress(StoreError, OSError):
-        classes = len(VersionStore(serving.data).manifest(version).classes)
-        return f"version {version}, which knows {classes} class{'es' if classes != 1 else ''}"
-    return f"version {version}"
+        classes = len(VersionStore(server.data).manifest(version).classes)
+        return f"{version}, with {classes} class{'es' if classes != 1 else ''}"
+    return str(version)
 
 
-def _teach(server: str) -> str:
-    # As the reader's shell finds it: right after `make run` nothing is on the path yet.
-    found = shutil.which("openworld") or not sys.argv[0].endswith("openworld")
-    program = "openworld" if found else sys.argv[0]
-    return f"{program} teach FOLDER" + (f" --url {server}" if server != remote.URL else "")
+def _teach_command(url: str) -> str:
+    # After `make run` the command is not on the PATH: show the path it was called by.
+    on_path = shutil.which("openworld") or not sys.argv[0].endswith("openworld")
+    program = "openworld" if on_path else sys.argv[0]
+    return f"{program} teach FOLDER" + (f" --url {url}" if url != remote.URL else "")

@@ -11,8 +11,7 @@ import pytest
 
 from models.errors import OpenWorldError
 from openworld.cli import main
-from openworld.environment import DROPPED, KNOWN, PREFIX, RENAMED, SETTINGS, check_environment
-from openworld.options import settings_from
+from openworld.environment import DROPPED, KNOWN, PREFIX, RENAMED, SETTINGS, check_environment, settings_from
 from service.settings import ServiceSettings
 from tests.support.paths import ROOT
 from tests.support.settings import clean_environment

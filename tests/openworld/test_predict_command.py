@@ -72,4 +72,4 @@ main(["--help"])
     command = [sys.executable, "-c", program, str(first), str(batches.first / "red" / "0.jpg")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
-    assert "a first round" in done.stdout
+    assert "first steps" in done.stdout

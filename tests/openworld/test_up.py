@@ -144,7 +144,7 @@ def robot(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 def test_it_answers_with_what_was_learned_and_says_so(robot: Running) -> None:
     assert robot.predict(known_image("class 0"))["label"] == "class 0"
     assert robot.predict(novel_image(1))["version"] == 3
-    assert "version 3, which knows 5 classes" in robot.out.read_text()
+    assert "3, with 5 classes" in robot.out.read_text()
 
 
 def test_a_killed_server_comes_back_where_it_was(robot: Running) -> None:

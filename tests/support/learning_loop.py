@@ -174,7 +174,7 @@ def _arm_server() -> None:
 
 def _arm_trainer() -> None:
     from openworld.commands import train
-    from openworld.options import settings_from
+    from openworld.environment import settings_from
     from tests.support.tiny_model import TINY_SETTINGS, tiny_backbone
     from trainer import publish as publishing
     from trainer.learning.progress import Event

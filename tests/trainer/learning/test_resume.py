@@ -142,7 +142,7 @@ def test_an_interrupted_training_says_how_to_resume_and_resumes(
     with monkeypatch.context() as patch:
         patch.setattr("openworld.progress.Display.__call__", interrupt)
         assert main(command) == 130
-    assert "the same command goes on from the last finished epoch" in capsys.readouterr().err
+    assert "the same command continues from the last finished epoch" in capsys.readouterr().err
     assert finished_epochs(tmp_path, "task 1") == 3
     assert main(command) == 0
     assert learned_bytes(tmp_path) == uninterrupted
