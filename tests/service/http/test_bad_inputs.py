@@ -1,4 +1,4 @@
-"""Whatever is sent, it gets the answer that it deserves, the server stays as it was, and nobody else notices."""
+"""Malformed requests get their documented error, and affect neither the server nor other requests."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[RunningServer]:
     with pytest.MonkeyPatch.context() as patch:
-        # glibc keeps large blocks that were freed, or not, as the moment takes it: 60 MiB once in ten passes. Held to a
-        # fixed threshold, it gives them back, and what is resident is what the server holds.
+        # With its default, adaptive threshold glibc sometimes keeps up to 60 MiB of freed blocks. With a fixed one it
+        # returns them, so that resident memory is what the server holds.
         patch.setenv("MALLOC_MMAP_THRESHOLD_", "131072")
         with running_server(folder, threads=1, **LIMITS) as server:
             yield server
@@ -53,7 +53,7 @@ def address_of(server: RunningServer) -> tuple[str, int]:
 
 
 def check(reply: Reply, case: Case) -> None:
-    """The status and the code of the case, in the one shape that errors have."""
+    """The reply has the status and the code of the case, and the shape of problem details."""
     problem = "problem" in reply.headers.get("content-type", "")
     code = reply.json()["code"] if problem else ""
     assert (reply.status, code) == (case.status, case.code), reply.body[:500]
@@ -79,7 +79,7 @@ def check_problem(reply: Reply) -> None:
 
 
 @pytest.mark.parametrize("case", corpus(), ids=lambda case: case.name)
-def test_a_bad_input_gets_the_answer_that_it_deserves(address: tuple[str, int], case: Case) -> None:
+def test_a_malformed_request_gets_its_error(address: tuple[str, int], case: Case) -> None:
     check(send(address, case), case)
 
 
@@ -87,7 +87,7 @@ def test_the_corpus_is_large_and_its_names_are_unique() -> None:
     assert len({case.name for case in corpus()}) == len(corpus()) >= 200
 
 
-# Turned pictures
+# EXIF orientation
 
 
 def answer_to(address: tuple[str, int], data: bytes) -> dict[str, object]:
@@ -103,21 +103,21 @@ SHARP = {"quality": 95, "subsampling": 0}
 
 @pytest.mark.parametrize("orientation", range(2, 9))
 @pytest.mark.parametrize(("format", "options"), [("PNG", {}), ("WEBP", LOSSLESS), ("JPEG", SHARP)])
-def test_a_turned_picture_has_the_answer_of_the_upright_one(
+def test_a_rotated_image_has_the_answer_of_the_upright_one(
     address: tuple[str, int], format: str, options: dict[str, int], orientation: int
 ) -> None:
     upright = oriented(1, format, **options)
     assert answer_to(address, oriented(orientation, format, **options)) == answer_to(address, upright)
 
 
-def test_a_picture_that_lies_down_without_saying_so_has_another_answer(address: tuple[str, int]) -> None:
-    # Else the test above would hold of a server that looks at nothing.
+def test_a_rotated_image_without_orientation_has_another_answer(address: tuple[str, int]) -> None:
+    # Otherwise the test above would pass on a server that ignores the pixels.
     assert answer_to(address, oriented(6, "PNG", says=1)) != answer_to(address, oriented(1, "PNG"))
 
 
-# Good and bad together
+# Valid and invalid images in one request
 
-MIXED: list[tuple[bytes, str | None]] = [  # bytes, and the class, or the code after an exclamation mark
+MIXED: list[tuple[bytes, str | None]] = [  # bytes, and the label, or the error code after an exclamation mark
     (known_image("class 0"), "class 0"),
     (b"hello", "!unsupported_image"),
     (known_image("class 2"), "class 2"),
@@ -135,12 +135,12 @@ def outcomes(reply: Reply) -> list[str | None]:
     return [f"!{answer['error']['code']}" if "error" in answer else answer["label"] for answer in answers]
 
 
-def test_in_a_form_bad_images_fail_alone_and_in_their_place(address: tuple[str, int]) -> None:
+def test_in_a_form_bad_images_fail_alone_and_keep_their_position(address: tuple[str, int]) -> None:
     body = form(*(file(data) for data, _ in MIXED))
     assert outcomes(send(address, Case("", 200, body=body, type=FORM))) == [expected for _, expected in MIXED]
 
 
-def test_in_json_bad_images_fail_alone_and_in_their_place(address: tuple[str, int]) -> None:
+def test_in_json_bad_images_fail_alone_and_keep_their_position(address: tuple[str, int]) -> None:
     texts = [base64.b64encode(data).decode() for data, _ in MIXED]
     texts.insert(3, "no base64!")
     body = b'{"images": [%s]}' % ",".join(f'"{text}"' for text in texts).encode()
@@ -149,22 +149,22 @@ def test_in_json_bad_images_fail_alone_and_in_their_place(address: tuple[str, in
     assert outcomes(send(address, Case("", 200, body=body, type=JSON))) == expected
 
 
-def test_when_every_image_is_bad_the_request_fails_like_the_first(address: tuple[str, int]) -> None:
+def test_if_every_image_is_bad_the_request_fails_like_the_first(address: tuple[str, int]) -> None:
     body = form(file(PNG[:500]), file(b"hello"), file(b""))
     check(send(address, Case("", 422, "broken_image", body, FORM)), Case("", 422, "broken_image"))
 
 
-# Those who go away
+# Disconnects
 
 
-def bugs(server: RunningServer) -> list[str]:
-    """What the server's log says about itself."""
-    # uvicorn says so of a pipelined request whose client has gone: it knows that of the last request only.
+def logged_errors(server: RunningServer) -> list[str]:
+    """The errors in the server's log."""
+    # uvicorn logs this for a pipelined request after a disconnect, of which it informs the last request only.
     lines = [line for line in server.log_lines() if "returned without completing response" not in line["message"]]
     return [line.get("exception", line["message"]) for line in lines if line["level"] == "error" or "exception" in line]
 
 
-HALVES = {
+PARTIAL_REQUESTS = {
     "half a request line": b"POST /pre",
     "half its headers": b"POST /predict HTTP/1.1\r\nHost: ro",
     "no body": b"POST /predict HTTP/1.1\r\nHost: robot\r\nContent-Length: 5000\r\n\r\n",
@@ -174,19 +174,19 @@ HALVES = {
     + FORM.encode()
     + b"\r\n\r\n"
     + form(file(PNG))[:900],
-    "no wish for the answer": Case("", 200, body=JPEG).request(),
-    "two requests at once, read by nobody": Case("", 200, body=JPEG).request() * 2,
+    "a request whose response is not read": Case("", 200, body=JPEG).request(),
+    "two pipelined requests whose responses are not read": Case("", 200, body=JPEG).request() * 2,
 }
 
 
-@pytest.mark.parametrize("half", HALVES.values(), ids=HALVES)
+@pytest.mark.parametrize("partial", PARTIAL_REQUESTS.values(), ids=PARTIAL_REQUESTS)
 @pytest.mark.parametrize("how", ["close", "half-close", "reset"])
-def test_who_goes_away_in_the_middle_leaves_nothing_behind(
-    server: RunningServer, address: tuple[str, int], half: bytes, how: str
+def test_a_disconnect_in_the_middle_leaves_nothing_behind(
+    server: RunningServer, address: tuple[str, int], partial: bytes, how: str
 ) -> None:
-    before = bugs(server)
+    before = logged_errors(server)
     connection = socket.create_connection(address, timeout=10)
-    connection.sendall(half)
+    connection.sendall(partial)
     if how == "half-close":
         connection.shutdown(socket.SHUT_WR)
         connection.recv(1)
@@ -195,23 +195,23 @@ def test_who_goes_away_in_the_middle_leaves_nothing_behind(
     connection.close()
     wait_until(lambda: server.metric("openworld_in_flight_images") == 0, 5)
     assert answer_to(address, known_image("class 0"))["label"] == "class 0"
-    assert bugs(server) == before  # to go away is anybody's right, and no bug of the server
+    assert logged_errors(server) == before  # a disconnect is not an error of the server
 
 
-# The server stays as it was
+# Repetition
 
 
-def test_four_passes_over_the_corpus_leave_the_server_as_it_was(
+def test_four_passes_over_the_corpus_do_not_grow_memory_or_block_the_server(
     server: RunningServer, address: tuple[str, int], record_property: pytest.RecordProperty
 ) -> None:
-    process, resident, before = psutil.Process(server.process.pid), [], bugs(server)
+    process, resident, before = psutil.Process(server.process.pid), [], logged_errors(server)
     for _ in range(4):
         for number, case in enumerate(corpus()):
             assert send(address, case).status < 500, case.name
             if number % 25 == 0:
                 started = time.monotonic()
                 assert send(address, Case("", 200, method="GET", path="/livez")).status == 200
-                assert time.monotonic() - started < 5  # it is never blocked, even where the machine is busy
+                assert time.monotonic() - started < 5  # never blocked, with a margin for a busy machine
         resident.append(process.memory_info().rss)
     shown = [round(size / MIB, 1) for size in resident]
     record_property("resident_mib", shown)
@@ -220,21 +220,21 @@ def test_four_passes_over_the_corpus_leave_the_server_as_it_was(
     assert server.process.poll() is None
     assert answer_to(address, known_image("class 3"))["label"] == "class 3"
     assert server.metric("openworld_in_flight_images") == server.metric("openworld_queue_depth") == 0
-    assert bugs(server) == before
+    assert logged_errors(server) == before
 
 
-# What a stranger may take of the memory
+# Memory
 
 
 def high_water(server: RunningServer) -> int:
-    """The most bytes that were ever resident."""
+    """The peak of resident memory, in bytes."""
     status = Path(f"/proc/{server.process.pid}/status").read_text()
     return int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]) * 1024  # type: ignore[index]
 
 
 @pytest.fixture
 def fresh(folder: Path, tmp_path: Path) -> Iterator[RunningServer]:
-    """A server whose high-water mark nobody has moved yet."""
+    """A server that has answered one small image only."""
     with running_server(folder, tmp_path / "log", threads=1, inbox="false", **LIMITS) as server:
         send(address_of(server), Case("", 200, body=JPEG))
         yield server
@@ -251,8 +251,8 @@ def test_a_mebibyte_of_wrong_json_takes_a_few_mebibytes(fresh: RunningServer, bo
     assert high_water(fresh) - before < 40 * MIB
 
 
-def test_headers_without_end_are_cut_off(fresh: RunningServer) -> None:
-    """A request that announces nothing and asks for no permit must not be able to fill the memory."""
+def test_endless_headers_are_cut_off(fresh: RunningServer) -> None:
+    """Headers are read before admission, so they must be bounded on their own."""
     before, line = high_water(fresh), b"X-Header: value\r\n" * 4096
     with socket.create_connection(address_of(fresh), timeout=10) as connection:
         connection.sendall(b"GET /livez HTTP/1.1\r\nHost: robot\r\n")
@@ -261,14 +261,14 @@ def test_headers_without_end_are_cut_off(fresh: RunningServer) -> None:
                 connection.sendall(line)
             connection.sendall(b"\r\n")
             status = connection.recv(12)[9:]
-        except ConnectionError:  # cut off while we sent: just as well
+        except ConnectionError:  # also accepted: cut off while sending
             status = b""
     assert status in (b"", b"400", b"431")
     assert high_water(fresh) - before < 4 * MIB
 
 
-def test_no_route_reads_the_body_of_a_stranger(folder: Path, tmp_path: Path) -> None:
-    """Who has no key is told so before the server takes 16 MiB from them."""
+def test_no_route_reads_a_body_without_a_valid_key(folder: Path, tmp_path: Path) -> None:
+    """The key is checked before 16 MiB are received."""
     keys, wrong = "robot:predict:a-secret-of-the-tests", []
     with running_server(folder, tmp_path / "log", threads=1, inbox="false", keys=keys, **LIMITS) as server:
         paths = server.get("/openapi.json").json()["paths"]

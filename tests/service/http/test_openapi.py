@@ -1,4 +1,4 @@
-"""The OpenAPI document is true: it is valid, its examples are, and the running server keeps to it."""
+"""The OpenAPI document is valid, its examples match their schemas, and the server answers as documented."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from service.http import problems
 from tests.support.servers import RunningServer, learned_folder, running_server
 
 METHODS = ("get", "put", "post", "patch", "delete")
-EXAMPLES = 20  # an operation and a mode: valid input, invalid input
-OPEN = ("/livez", "/readyz", "/metrics")  # nobody needs a key for these
+EXAMPLES = 20  # per operation and mode (valid input, invalid input)
+OPEN = ("/livez", "/readyz", "/metrics")  # no key needed
 
 Document = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """With a queue, so that every route does its work."""
+    """With a queue, so that every route works."""
     root = tmp_path_factory.mktemp("openapi")
     with (
         RedisServer(root / "redis") as redis,
@@ -57,7 +57,7 @@ def operations(document: Document) -> Iterator[tuple[str, Document]]:
 
 
 def parts(node: Any, place: str = "#") -> Iterator[tuple[str, Document]]:
-    """Every object in the document, with where it stands."""
+    """Every object in the document, with its JSON pointer."""
     if isinstance(node, dict):
         yield place, node
     for name, child in node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ():
@@ -72,12 +72,12 @@ def test_the_document_is_valid(document: Document) -> None:
     assert not [f"{list(error.instance_path)}: {error.message}" for error in OPENAPI_31_VALIDATOR.iter_errors(document)]
 
 
-def test_every_reference_leads_somewhere(document: Document) -> None:
+def test_every_reference_resolves(document: Document) -> None:
     known = {place for place, _ in parts(document)}
     assert not {node["$ref"] for _, node in parts(document) if isinstance(node.get("$ref"), str)} - known
 
 
-def test_every_operation_says_what_it_does_and_to_whom(document: Document) -> None:
+def test_every_operation_has_a_summary_tags_and_a_unique_id(document: Document) -> None:
     ids = []
     for name, operation in operations(document):
         assert operation.get("summary"), name
@@ -87,7 +87,7 @@ def test_every_operation_says_what_it_does_and_to_whom(document: Document) -> No
     assert len(set(ids)) == len(ids)
 
 
-def test_every_parameter_and_field_of_the_answers_is_typed(document: Document) -> None:
+def test_every_parameter_is_typed(document: Document) -> None:
     for name, operation in operations(document):
         for parameter in operation.get("parameters", []):
             schema = parameter["schema"]
@@ -105,7 +105,7 @@ def test_documented_errors_are_problems(document: Document) -> None:
     assert "HTTPValidationError" not in document["components"]["schemas"]
 
 
-def test_everything_behind_a_key_documents_its_refusal(document: Document) -> None:
+def test_every_operation_that_needs_a_key_documents_401(document: Document) -> None:
     for name, operation in operations(document):
         if name.removeprefix("GET ") not in OPEN:
             assert "401" in operation["responses"], name
@@ -114,12 +114,12 @@ def test_everything_behind_a_key_documents_its_refusal(document: Document) -> No
 # Examples
 
 
-def test_examples_in_the_document_fit_their_schemas(document: Document) -> None:
+def test_examples_match_their_schemas(document: Document) -> None:
     seen, wrong = 0, {}
     for place, schema in parts(document):
         if not isinstance(schema.get("examples"), list):
             continue
-        # The whole document goes with it, so that references lead somewhere.
+        # With the components, so that references resolve.
         validator = jsonschema_rs.validator_for({**schema, "components": document["components"]})
         for example in schema["examples"]:
             seen += 1
@@ -132,16 +132,18 @@ def test_examples_in_the_document_fit_their_schemas(document: Document) -> None:
 # The server
 
 
-def test_the_document_does_not_change_between_two_looks(server: RunningServer, document: Document) -> None:
+def test_the_document_is_the_same_on_every_request(server: RunningServer, document: Document) -> None:
     assert server.get("/openapi.json").json() == document
 
 
-def test_a_method_that_a_path_lacks_is_a_405_that_names_the_others(server: RunningServer, document: Document) -> None:
+def test_an_unsupported_method_is_a_405_that_lists_the_supported_ones(
+    server: RunningServer, document: Document
+) -> None:
     templates = {path: re.compile(re.sub(r"{\w+}", "[^/]+", path)) for path in document["paths"]}
     with httpx.Client(base_url=server.url) as http:
         for path in templates:
             concrete = re.sub(r"{\w+}", "1", path)
-            # /things/all is also a /things/{id}.
+            # /things/all also matches /things/{id}.
             matching = [document["paths"][other] for other, pattern in templates.items() if pattern.fullmatch(concrete)]
             there = {method for item in matching for method in item}
             for method in set(METHODS) - there:
@@ -151,7 +153,7 @@ def test_a_method_that_a_path_lacks_is_a_405_that_names_the_others(server: Runni
 
 
 def test_the_docs_load_nothing_from_another_host(server: RunningServer) -> None:
-    """People who keep a robot off the internet still want to read them."""
+    """They work without internet access."""
     page = server.get("/docs")
     assert page.status_code == 200
     loaded = re.findall(r"""(?:src|href)=["']([^"']+)""", page.text)
@@ -190,7 +192,7 @@ def test_every_operation_answers_as_documented(server: RunningServer, mode: Gene
 
 
 def try_operation(operation: APIOperation, mode: GenerationMode) -> int:
-    """How many requests it answered as documented; an AssertionError or a group of them when it did not."""
+    """The number of requests that were answered as documented; raises AssertionErrors otherwise."""
     answered = 0
 
     @settings(
@@ -204,7 +206,7 @@ def try_operation(operation: APIOperation, mode: GenerationMode) -> int:
     def answers_as_documented(case: Case) -> None:
         nonlocal answered
         response = case.call(timeout=30)
-        # The one answer from 500 on that a client can ask for: a deadline that cannot be met.
+        # The only 5xx that a valid request can cause: a deadline that is too short.
         hurried = response.status_code == 504 and response.json()["code"] == "deadline_passed"
         assert response.status_code < 500 or hurried, response.text
         case.validate_response(response, checks=CHECKS)

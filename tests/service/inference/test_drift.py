@@ -1,4 +1,4 @@
-"""Drift is measured against the uniform, over one version's last scores, and says nothing while they are few."""
+"""Score drift: the index, its window, and its export."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ def bins(scores: np.ndarray) -> list[int]:
 
 
 @given(COUNTS)
-def test_it_is_never_negative_and_always_a_number(counts: list[int]) -> None:
+def test_the_index_is_finite_and_never_negative(counts: list[int]) -> None:
     index = stability_index(counts)
     assert index >= -1e-12
     assert math.isfinite(index)
 
 
 @given(st.integers(0, 10_000), st.integers(2, 40))
-def test_it_is_zero_for_the_uniform(count: int, size: int) -> None:
+def test_the_index_is_zero_for_uniform_counts(count: int, size: int) -> None:
     assert stability_index([count] * size) == pytest.approx(0, abs=1e-12)
 
 
@@ -62,8 +62,8 @@ def test_the_order_of_the_bins_does_not_matter(counts: list[int]) -> None:
 
 
 @given(st.lists(st.integers(-10, 10), min_size=2, max_size=20), st.integers(0, 19))
-def test_it_grows_the_further_the_scores_move_away_from_the_uniform(steps: list[int], last: int) -> None:
-    steps[last % len(steps)] -= sum(steps)  # as many leave as arrive
+def test_the_index_grows_with_the_distance_from_uniform(steps: list[int], last: int) -> None:
+    steps[last % len(steps)] -= sum(steps)  # keep the sum
     if not any(steps):
         return
     room = 20 * max(abs(step) for step in steps)
@@ -71,7 +71,7 @@ def test_it_grows_the_further_the_scores_move_away_from_the_uniform(steps: list[
     assert all(nearer < farther for nearer, farther in itertools.pairwise(indices))
 
 
-def test_it_agrees_with_the_definition_where_smoothing_does_not_matter() -> None:
+def test_the_index_matches_its_definition_for_large_counts() -> None:
     counts = [50_000 + 3_000 * place for place in range(BINS)]
     shares = np.array(counts) / sum(counts)
     assert stability_index(counts) == pytest.approx(stats.entropy(shares, [1 / BINS] * BINS)
@@ -79,24 +79,23 @@ def test_it_agrees_with_the_definition_where_smoothing_does_not_matter() -> None
 
 
 @pytest.mark.parametrize(("share", "large"), [(0.0, False), (0.05, False), (0.3, True), (1.0, True)])
-def test_novel_images_among_the_known_are_drift(share: float, large: bool) -> None:
+def test_a_share_of_novel_images_is_drift(share: float, large: bool) -> None:
     rng = np.random.default_rng(0)
     scores = np.where(rng.random(2000) < share, rng.random(2000) * 0.04, rng.random(2000))
     assert (stability_index(bins(scores)) > LARGE) is large
 
 
-def test_known_images_that_became_harder_are_drift_although_hardly_any_is_novel() -> None:
+def test_lower_scores_of_known_images_are_drift_even_if_few_are_novel() -> None:
     scores = np.random.default_rng(0).beta(2, 6, 2000)
     assert (scores < 0.05).mean() < 0.1
     assert stability_index(bins(scores)) > LARGE
 
 
 @pytest.mark.parametrize("held_out", [8, 20, 60, 256])
-def test_what_the_alert_allows_for_chance_is_what_chance_gives(held_out: int) -> None:
-    """Traffic like the held-out images, against references of that size: the alert's bound is not for nothing.
+def test_the_alert_bound_covers_chance(held_out: int) -> None:
+    """Traffic without drift rarely exceeds the alert's bound, and often exceeds 0.25 alone if the reference is small.
 
-    Chi-square is what large samples come to, so that with few images 99 of 100 is rather 95; without the bound, hardly
-    one version in twenty would be left in peace.
+    Chi-square is the limit for large samples: with few images the 99th percentile is closer to the 95th.
     """
     assert f"{stats.chi2.ppf(0.99, BINS - 1):.0f} * (" in RULES.read_text()
     rng = np.random.default_rng(1)
@@ -113,7 +112,7 @@ def test_what_the_alert_allows_for_chance_is_what_chance_gives(held_out: int) ->
 # The window
 
 
-def test_it_is_silent_until_there_are_enough_scores() -> None:
+def test_there_is_no_index_below_the_minimum_number_of_scores() -> None:
     drift = filled(np.zeros(199), minimum=200)
     assert (drift.index, drift.samples) == (None, 199)
     drift.observe(0.0)
@@ -122,13 +121,13 @@ def test_it_is_silent_until_there_are_enough_scores() -> None:
     assert drift.index > 1
 
 
-def test_the_oldest_scores_leave_when_the_window_is_full() -> None:
+def test_a_full_window_drops_the_oldest_scores() -> None:
     drift = filled(np.concatenate([np.zeros(500), np.linspace(0, 0.999, 100)]), window=100, minimum=50)
     assert drift.samples == 100
     assert drift.index == pytest.approx(0, abs=1e-12)
 
 
-def test_scores_leave_after_an_hour_also_when_none_comes_after_them() -> None:
+def test_scores_are_dropped_after_an_hour_without_new_ones() -> None:
     clock = Clock()
     drift = ScoreDrift(minimum=2, clock=clock)
     for clock.now in (0.0, 60.0, 120.0):
@@ -141,7 +140,7 @@ def test_scores_leave_after_an_hour_also_when_none_comes_after_them() -> None:
 
 
 @given(st.lists(st.floats(0, 1), max_size=60), st.integers(1, 30))
-def test_the_window_holds_the_last_scores_and_nothing_else(scores: list[float], window: int) -> None:
+def test_the_window_contains_exactly_the_last_scores(scores: list[float], window: int) -> None:
     drift = filled(np.array(scores), window=window, minimum=1)
     last = scores[-window:]
     places = [min(int(score * BINS), BINS - 1) for score in last]
@@ -150,7 +149,7 @@ def test_the_window_holds_the_last_scores_and_nothing_else(scores: list[float], 
 
 
 @pytest.mark.parametrize("score", [math.nan, math.inf, -0.1, 1.1])
-def test_what_is_no_quantile_is_left_out_and_breaks_nothing(score: float) -> None:
+def test_a_score_outside_0_to_1_is_ignored(score: float) -> None:
     assert filled(np.array([score, 0.5])).samples == 1
 
 
@@ -158,12 +157,12 @@ def test_what_is_no_quantile_is_left_out_and_breaks_nothing(score: float) -> Non
 
 
 def exported(metrics: Metrics) -> tuple[float, bool]:
-    """How many scores, and whether there is an index."""
+    """The exported number of scores, and whether an index is exported."""
     text = metrics.text().decode()
     return metric_value(text, "openworld_score_drift_samples"), "\nopenworld_score_drift_psi " in text
 
 
-def test_a_swap_starts_again_and_the_index_is_absent_until_then() -> None:
+def test_a_swap_resets_the_window_and_the_index_is_absent() -> None:
     metrics = Metrics(ScoreDrift(minimum=3))
     metrics.set_active_version(1, "sha", 40)
     for _ in range(3):
@@ -176,7 +175,7 @@ def test_a_swap_starts_again_and_the_index_is_absent_until_then() -> None:
     assert exported(metrics) == (0, False)
 
 
-def test_pinned_versions_and_a_server_that_has_learned_nothing_do_not_count() -> None:
+def test_answers_of_pinned_versions_and_of_version_0_do_not_count() -> None:
     metrics = Metrics(ScoreDrift(minimum=1))
     metrics.count_prediction("novel", 0, "robot", 0.0)
     metrics.set_active_version(2, "sha", 40)
@@ -185,7 +184,7 @@ def test_pinned_versions_and_a_server_that_has_learned_nothing_do_not_count() ->
     assert exported(metrics) == (0, False)
 
 
-def test_a_server_measures_known_and_novel_alike_and_starts_again_at_an_activation(tmp_path: Path) -> None:
+def test_a_server_measures_known_and_novel_images_and_resets_at_an_activation(tmp_path: Path) -> None:
     settings = {"threads": 1, "inbox": "false", "drift_window": 100}
     with running_server(learned_folder(tmp_path / "robot"), **settings) as server:
         images = [*(known_image("class 0", number) for number in range(100, 106)), *(novel_image(n) for n in range(5))]

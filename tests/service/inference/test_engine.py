@@ -1,4 +1,4 @@
-"""The engine's promises, one at a time: order, batches of one version, nobody computed in vain, no one else's error."""
+"""The engine: order, batches of one model, no work for cancelled images, and separate errors."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from service.inference.metrics import Metrics
 
 
 @dataclass
-class Scale:
-    """Stands in for a version: an image is a number, and its answer is that number; it can be held up."""
+class FakeModel:
+    """An image is a number, and its embedding is that number. `score` waits until `go` is set."""
 
     version: int = 1
     batches: list[list[float]] = field(default_factory=list)
@@ -59,8 +59,8 @@ async def running(max_batch: int = 4, parallel_batches: int = 1) -> AsyncIterato
     await engine.stop()
 
 
-async def held_up(engine: Engine, version: Scale) -> asyncio.Future[Scored]:
-    """Make the engine busy with a first image, so that what follows queues."""
+async def keep_busy(engine: Engine, version: FakeModel) -> asyncio.Future[Scored]:
+    """Occupy the engine with a first image, so that the following ones queue."""
     first = engine.submit(version, image(-1), soon())
     await asyncio.sleep(0.05)
     return first
@@ -70,65 +70,65 @@ def numbers(results: Sequence[Scored]) -> list[float]:
     return [float(one.embedding[0]) for one in results if one.embedding is not None]
 
 
-def test_a_batch_is_what_queued_while_the_engine_was_busy() -> None:
-    async def story() -> None:
-        version = Scale()
+def test_a_batch_contains_the_images_that_queued_while_the_engine_was_busy() -> None:
+    async def scenario() -> None:
+        version = FakeModel()
         async with running(max_batch=4) as engine:
-            first = await held_up(engine, version)
+            first = await keep_busy(engine, version)
             futures = [engine.submit(version, image(n), soon()) for n in range(6)]
             version.go.set()
             assert numbers(await asyncio.gather(first, *futures)) == [-1, 0, 1, 2, 3, 4, 5]
         assert version.batches == [[-1], [0, 1, 2, 3], [4, 5]]
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_batches_are_computed_in_parallel_and_the_rest_queues() -> None:
-    async def story() -> None:
-        slow, quick = Scale(1), Scale(2)
+    async def scenario() -> None:
+        slow, quick = FakeModel(1), FakeModel(2)
         quick.go.set()
         async with running(max_batch=4, parallel_batches=2) as engine:
-            held = await held_up(engine, slow)
+            held = await keep_busy(engine, slow)
             assert numbers([await engine.submit(quick, image(7), soon())]) == [7]
             assert not held.done()
             slow.go.set()
             await held
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_an_idle_engine_computes_one_image_at_once() -> None:
-    async def story() -> None:
-        version = Scale()
+def test_an_idle_engine_computes_a_single_image_immediately() -> None:
+    async def scenario() -> None:
+        version = FakeModel()
         version.go.set()
         async with running() as engine:
             for n in range(3):
                 assert numbers([await engine.submit(version, image(n), soon())]) == [n]
         assert version.batches == [[0], [1], [2]]
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_images_of_two_versions_never_share_a_batch_and_keep_their_order() -> None:
-    async def story() -> None:
-        old, new = Scale(1), Scale(2)
+def test_images_of_two_models_never_share_a_batch_and_keep_their_order() -> None:
+    async def scenario() -> None:
+        old, new = FakeModel(1), FakeModel(2)
         new.go.set()
         async with running(max_batch=8) as engine:
-            await held_up(engine, old)
+            await keep_busy(engine, old)
             futures = [engine.submit(new if n % 3 == 2 else old, image(n), soon()) for n in range(6)]
             old.go.set()
             assert numbers(await asyncio.gather(*futures)) == [0, 1, 2, 3, 4, 5]
         assert old.batches == [[-1], [0, 1], [3, 4]]
         assert new.batches == [[2], [5]]
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_abandoned_and_expired_images_are_not_computed() -> None:
-    async def story() -> None:
-        version = Scale()
+def test_cancelled_and_expired_images_are_not_computed() -> None:
+    async def scenario() -> None:
+        version = FakeModel()
         async with running() as engine:
-            await held_up(engine, version)
+            await keep_busy(engine, version)
             wanted, given_up = engine.submit(version, image(1), soon()), engine.submit(version, image(2), soon())
             late = engine.submit(version, image(3), time.monotonic() + 0.01)
             given_up.cancel()
@@ -139,28 +139,28 @@ def test_abandoned_and_expired_images_are_not_computed() -> None:
                 await late
         assert version.batches == [[-1], [1]]
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_a_batch_that_fails_fails_alone() -> None:
-    async def story() -> None:
-        version = Scale(fails_on=1)
+    async def scenario() -> None:
+        version = FakeModel(fails_on=1)
         async with running(max_batch=2) as engine:
-            await held_up(engine, version)
+            await keep_busy(engine, version)
             futures = [engine.submit(version, image(n), soon()) for n in range(4)]
             version.go.set()
             results = await asyncio.gather(*futures, return_exceptions=True)
             assert [type(one) for one in results] == [RuntimeError, RuntimeError, Scored, Scored]
             assert numbers([await engine.submit(version, image(9), soon())]) == [9]
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_the_event_loop_runs_while_the_engine_computes() -> None:
-    async def story() -> None:
-        version = Scale()
+    async def scenario() -> None:
+        version = FakeModel()
         async with running() as engine:
-            future = await held_up(engine, version)
+            future = await keep_busy(engine, version)
             ticks = 0
             for _ in range(20):
                 await asyncio.sleep(0.001)
@@ -170,12 +170,12 @@ def test_the_event_loop_runs_while_the_engine_computes() -> None:
             version.go.set()
             await future
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_a_version_is_free_after_its_last_batch() -> None:
-    async def story() -> None:
-        version = Scale()
+def test_a_model_is_freed_after_its_last_batch() -> None:
+    async def scenario() -> None:
+        version = FakeModel()
         version.go.set()
         gone = weakref.ref(version)
         async with running() as engine:
@@ -185,35 +185,33 @@ def test_a_version_is_free_after_its_last_batch() -> None:
             await engine.submit(other, image(0), soon())
             assert gone() is None
 
-    other = Scale()
+    other = FakeModel()
     other.go.set()
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 @settings(max_examples=30, deadline=None)
 @given(
-    st.lists(st.tuples(st.integers(1, 3), st.sampled_from(["wanted", "given up", "late"])), max_size=30),
+    st.lists(st.tuples(st.integers(1, 3), st.sampled_from(["wanted", "cancelled", "late"])), max_size=30),
     st.integers(1, 5),
     st.integers(1, 3),
 )
-def test_every_wanted_image_gets_its_own_answer_and_no_other(
-    images: list[tuple[int, str]], max_batch: int, parallel_batches: int
-) -> None:
-    async def story() -> None:
-        versions = {number: Scale(number) for number in (1, 2, 3)}
+def test_every_image_gets_its_own_answer(images: list[tuple[int, str]], max_batch: int, parallel_batches: int) -> None:
+    async def scenario() -> None:
+        versions = {number: FakeModel(number) for number in (1, 2, 3)}
         async with running(max_batch, parallel_batches) as engine:
-            await held_up(engine, versions[1])
+            await keep_busy(engine, versions[1])
             futures = []
             for n, (number, fate) in enumerate(images):
                 deadline = time.monotonic() - 1 if fate == "late" else soon()
                 futures.append(engine.submit(versions[number], image(n), deadline))
-                if fate == "given up":
+                if fate == "cancelled":
                     futures[-1].cancel()
             for version in versions.values():
                 version.go.set()
             results = await asyncio.gather(*futures, return_exceptions=True)
         for n, ((_, fate), result) in enumerate(zip(images, results, strict=True)):
-            expected = {"given up": asyncio.CancelledError, "late": DeadlinePassed, "wanted": Scored}[fate]
+            expected = {"cancelled": asyncio.CancelledError, "late": DeadlinePassed, "wanted": Scored}[fate]
             assert isinstance(result, expected)
             if isinstance(result, Scored):
                 assert numbers([result]) == [n]
@@ -221,4 +219,4 @@ def test_every_wanted_image_gets_its_own_answer_and_no_other(
         assert sorted(computed) == [n for n, (_, fate) in enumerate(images) if fate == "wanted"]
         assert all(len(batch) <= max_batch for version in versions.values() for batch in version.batches)
 
-    asyncio.run(story())
+    asyncio.run(scenario())

@@ -149,7 +149,7 @@ def test_predictions_are_counted_by_outcome_version_and_client(traffic: Traffic)
 
 def test_requests_are_counted_by_route_and_code(traffic: Traffic) -> None:
     found = series(traffic.text, "openworld_requests_total")  # code, route
-    del found["200", "/metrics"]  # looked at until the novelties were there
+    del found["200", "/metrics"]  # polled until the novelties were stored
     assert found == {
         ("200", "/predict"): 8,
         ("401", "/predict"): 1,
@@ -184,7 +184,7 @@ def test_every_image_that_was_read_is_in_one_batch_and_has_one_score(traffic: Tr
 
 def test_every_stage_is_timed(traffic: Traffic) -> None:
     count = {stage: traffic.value("stage_duration_seconds_count", stage=stage) for stage in STAGES}
-    # Read: a request that came as far as its body; decode and queue: an image; score: a batch.
+    # read: per request whose body was read; decode and queue: per image; score: per batch
     assert count == {"read": 11, "decode": 13, "queue": 13, "score": traffic.value("batch_size_count")}
     assert all(0 < traffic.value("stage_duration_seconds_sum", stage=stage) < 60 for stage in STAGES)
 
@@ -212,9 +212,9 @@ def test_an_activation_counts_a_swap_and_names_the_active_version(server: Runnin
     ((sha256, version),) = series(traffic.text, "openworld_model_info")
     assert (version, traffic.value("model_info", version="3", sha256=sha256)) == ("3", 1)
     assert re.fullmatch("[0-9a-f]{64}", sha256)
-    assert traffic.value("model_swaps_total") == 1  # the one at the start
+    assert traffic.value("model_swaps_total") == 1  # at startup
     try:
-        for swaps, number in ((2, 2), (2, 2), (3, 1)):  # the second time it answers already
+        for swaps, number in ((2, 2), (2, 2), (3, 1)):  # the second time it is active already
             assert server.post(f"/versions/{number}/activate", headers=key("app")).status_code == 200
             text = server.get("/metrics").text
             ((other, version),) = series(text, "openworld_model_info")

@@ -1,4 +1,4 @@
-"""POST /explain: its numbers are those of the model's own functions, and it stands in nobody's way."""
+"""POST /explain: its numbers are the model's, and it does not delay other requests."""
 
 from __future__ import annotations
 
@@ -52,18 +52,18 @@ def predictor(data: Path) -> Predictor:
 IMAGES = [known_image("class 0"), known_image("class 4"), novel_image(3)]
 
 
-@pytest.mark.parametrize("image", IMAGES, ids=["task 1", "task 3", "a stranger"])
-def test_the_numbers_are_those_of_the_models_own_functions(predictor: Predictor, image: bytes) -> None:
-    told = explain(predictor, predictor.decode(image))
+@pytest.mark.parametrize("image", IMAGES, ids=["task 1", "task 3", "novel"])
+def test_the_numbers_are_those_of_the_models_functions(predictor: Predictor, image: bytes) -> None:
+    explained = explain(predictor, predictor.decode(image))
     model = predictor.model
     evidence = model.evidence(predictor.runtime.features(model, predictor.decode(image)[None]))
     scores = model.rule.log_scores(evidence)[0]
-    classes = [one for task in told.tasks for one in task.classes]
+    classes = [one for task in explained.tasks for one in task.classes]
     assert [one.name for one in classes] == list(model.classes)
     assert [one.score for one in classes] == scores.tolist()
     assert [one.frozen_distance for one in classes] == evidence.frozen[0].tolist()
     known_by = model.calibration.p_known(evidence)[0]
-    for k, task in enumerate(told.tasks):
+    for k, task in enumerate(explained.tasks):
         probabilities = np.exp(log_class_probabilities(evidence.logits[k], model.rule.constants))[0]
         assert [one.probability for one in task.classes] == probabilities.tolist()
         assert [one.distance for one in task.classes] == evidence.distances[k][0].tolist()
@@ -72,29 +72,29 @@ def test_the_numbers_are_those_of_the_models_own_functions(predictor: Predictor,
         assert task.p_ood + sum(one.probability for one in task.classes) == pytest.approx(1)
         assert task.p_known == known_by[k]
     answered = answer(model, evidence)[0]
-    assert (told.label, told.novel, told.score) == (answered.label, answered.novel, max(scores))
-    assert (told.calibrated_score, told.p_novel) == (answered.calibrated_score, answered.p_novel)
-    assert told.threshold == float(model.calibration.threshold[0])
-    assert told.novel == (told.score < told.threshold)
-    assert (told.rule, told.constants) == (model.rule.name, model.rule.constants)
+    assert (explained.label, explained.novel, explained.score) == (answered.label, answered.novel, max(scores))
+    assert (explained.calibrated_score, explained.p_novel) == (answered.calibrated_score, answered.p_novel)
+    assert explained.threshold == float(model.calibration.threshold[0])
+    assert explained.novel == (explained.score < explained.threshold)
+    assert (explained.rule, explained.constants) == (model.rule.name, model.rule.constants)
 
 
-@pytest.mark.parametrize("image", IMAGES, ids=["task 1", "task 3", "a stranger"])
-def test_the_server_explains_what_it_answers(server: RunningServer, predictor: Predictor, image: bytes) -> None:
+@pytest.mark.parametrize("image", IMAGES, ids=["task 1", "task 3", "novel"])
+def test_the_explanation_agrees_with_the_prediction(server: RunningServer, predictor: Predictor, image: bytes) -> None:
     prediction = server.post("/predict", content=image).json()["predictions"][0]
-    told = server.post("/explain", content=image).json()
+    explained = server.post("/explain", content=image).json()
     shared = ("label", "novel", "score", "calibrated_score", "p_novel", "version")
-    assert {name: told[name] for name in shared} == {name: prediction[name] for name in shared}
+    assert {name: explained[name] for name in shared} == {name: prediction[name] for name in shared}
     own = explain(predictor, predictor.decode(image))
-    here = Explanation.model_validate(told)
+    here = Explanation.model_validate(explained)
     assert (here.rule, here.constants, here.threshold) == (own.rule, own.constants, own.threshold)
     for task, other in zip(here.tasks, own.tasks, strict=True):
         assert [one.score for one in task.classes] == pytest.approx([one.score for one in other.classes])
 
 
-def test_another_version_can_be_asked(server: RunningServer) -> None:
-    told = server.post("/explain?version=1", content=known_image("class 4")).json()
-    assert (told["version"], len(told["tasks"]), told["novel"]) == (1, 1, True)
+def test_another_version_can_explain(server: RunningServer) -> None:
+    explained = server.post("/explain?version=1", content=known_image("class 4")).json()
+    assert (explained["version"], len(explained["tasks"]), explained["novel"]) == (1, 1, True)
     assert server.post("/explain?version=99", content=known_image("class 4")).json()["code"] == "not_found"
 
 
@@ -114,25 +114,25 @@ def test_a_bad_image_gets_the_code_that_predict_gives_it(server: RunningServer, 
     assert (one.status_code, one.json()["code"]) == (other.status_code, other.json()["code"])
 
 
-def test_one_image_at_a_time(server: RunningServer) -> None:
+def test_a_request_has_one_image(server: RunningServer) -> None:
     two = [("images", known_image("class 0")), ("images", known_image("class 1"))]
     assert server.post("/explain", files=two).json()["code"] == "body_too_large"
     assert server.post("/explain", files=two[:1]).status_code == 200
 
 
-def test_it_is_no_prediction(server: RunningServer) -> None:
+def test_an_explanation_is_not_counted_as_a_prediction(server: RunningServer) -> None:
     before = server.get("/pulse").json()["known"]
     server.post("/explain", content=known_image("class 0"))
     assert server.get("/pulse").json()["known"] == before
 
 
-def test_merged_and_retired_classes_are_shown_as_what_they_are_answered_as(tmp_path: Path) -> None:
+def test_merged_and_retired_classes_have_the_label_they_are_answered_as(tmp_path: Path) -> None:
     data = learned_folder(tmp_path / "robot")
     publish_edit(VersionStore(data), Edit("merge", "class 0", "class 1"), "operator", "anna")
     publish_edit(VersionStore(data), Edit("retire", "class 2"), "operator", "anna")
     predictor = Predictor.open(data, device="cpu", threads=1)
-    told = explain(predictor, predictor.decode(known_image("class 0")))
-    labels = {one.name: one.label for task in told.tasks for one in task.classes}
+    explained = explain(predictor, predictor.decode(known_image("class 0")))
+    labels = {one.name: one.label for task in explained.tasks for one in task.classes}
     assert labels == {
         "class 0": "class 1",
         "class 1": "class 1",
@@ -140,17 +140,22 @@ def test_merged_and_retired_classes_are_shown_as_what_they_are_answered_as(tmp_p
         "class 3": "class 3",
         "class 4": "class 4",
     }
-    assert told.label == "class 1"
+    assert explained.label == "class 1"
 
 
-def test_while_nothing_is_learned_there_is_nothing_to_explain(tmp_path: Path) -> None:
+def test_without_a_learned_version_the_explanation_is_empty(tmp_path: Path) -> None:
     with running_server(tmp_path / "robot", threads=1) as server:
-        told = server.post("/explain", content=known_image("class 0")).json()
-        assert (told["version"], told["novel"], told["tasks"], told["threshold"]) == (0, True, [], None)
+        explained = server.post("/explain", content=known_image("class 0")).json()
+        assert (explained["version"], explained["novel"], explained["tasks"], explained["threshold"]) == (
+            0,
+            True,
+            [],
+            None,
+        )
         assert server.post("/explain", content=b"text").json()["code"] == "unsupported_image"
 
 
-def test_only_those_who_may_predict_are_told(tmp_path: Path) -> None:
+def test_an_explanation_needs_the_role_predict(tmp_path: Path) -> None:
     keys = "a:predict:aaaaaaaa-secret-of-a-robot,b:label+operate:bbbbbbbb-secret-of-people"
     with running_server(tmp_path / "robot", threads=1, keys=keys) as server:
         codes = [

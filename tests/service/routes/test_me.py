@@ -1,4 +1,4 @@
-"""GET /me: whose key it is, and what it may do."""
+"""GET /me: the name and the roles of a key."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.support.servers import learned_folder, running_server
 SECRET = "llllllll-secret-of-a-labeller"
 
 
-def test_without_keys_everybody_may_do_everything(tmp_path: Path) -> None:
+def test_without_keys_every_request_has_every_role(tmp_path: Path) -> None:
     with running_server(tmp_path / "robot", threads=1) as server:
         assert server.get("/me").json() == {
             "keys_needed": False,
@@ -18,7 +18,7 @@ def test_without_keys_everybody_may_do_everything(tmp_path: Path) -> None:
         }
 
 
-def test_with_keys_it_names_the_holder_and_nobody_else_is_told_anything(tmp_path: Path) -> None:
+def test_with_keys_it_names_the_key_and_an_unknown_key_learns_nothing(tmp_path: Path) -> None:
     data = learned_folder(tmp_path / "robot")
     with running_server(data, threads=1, keys=f"anna:predict+label:{SECRET}") as server:
         known = server.get("/me", headers={"Authorization": f"Bearer {SECRET}"})

@@ -1,4 +1,4 @@
-"""GET /versions/{version}: what it says is what the version's own files say."""
+"""GET /versions/{version}: the details match the files of the version."""
 
 from __future__ import annotations
 
@@ -44,47 +44,47 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
 
 @pytest.mark.parametrize("number", [1, 2, 3])
 def test_reference_scores_and_threshold_are_those_of_the_version(server: RunningServer, number: int) -> None:
-    told = server.get(f"/versions/{number}").json()
+    detail = server.get(f"/versions/{number}").json()
     store = VersionStore(Path(server.log.parent / "robot"))
     loaded = store.load(number)
     model, _ = read_model(loaded)
-    assert told["reference"] == model.calibration.reference.tolist()
-    assert told["threshold"] == pytest.approx(float(model.calibration.threshold[0]))
-    assert told["reference"] == sorted(told["reference"])
-    assert told["tasks"] == loaded.manifest.tasks
-    assert (told["version"], told["parent"]) == (number, number - 1 or None)
-    assert (told["rule"], told["constants"]) == (model.rule.name, model.rule.constants)
+    assert detail["reference"] == model.calibration.reference.tolist()
+    assert detail["threshold"] == pytest.approx(float(model.calibration.threshold[0]))
+    assert detail["reference"] == sorted(detail["reference"])
+    assert detail["tasks"] == loaded.manifest.tasks
+    assert (detail["version"], detail["parent"]) == (number, number - 1 or None)
+    assert (detail["rule"], detail["constants"]) == (model.rule.name, model.rule.constants)
 
 
-def test_a_version_that_is_not_there_is_not_found(server: RunningServer) -> None:
+def test_an_unknown_version_is_not_found(server: RunningServer) -> None:
     missing = server.get("/versions/99")
     assert (missing.status_code, missing.json()["code"]) == (404, "not_found")
     assert server.get("/versions/0").json()["code"] == "invalid"
 
 
-def test_what_the_gate_found_is_told_as_it_was_recorded(tmp_path: Path) -> None:
+def test_the_reports_of_the_gate_are_those_of_the_manifest(tmp_path: Path) -> None:
     store = VersionStore(tmp_path)
     tensors = {"calibration.reference": np.array([-3.0, -2.0, -1.0, np.inf])}
     manifest = make_manifest(metrics=METRICS, settings={"accept": 0.95}, threshold=-2.5)
     number = store.publish(manifest, tensors, {}).version
-    told = version_detail(store, number)
-    assert [report.model_dump() for report in told.reports] == [REPORT]
-    assert told.capacity == METRICS["capacity"]
-    assert (told.seconds, told.accept, told.learned) == (12.5, 0.95, {"cat": 12, "dog": 12})
-    assert told.reference == [-3.0, -2.0, -1.0]  # JSON knows no infinity
-    assert told.edit is None
+    detail = version_detail(store, number)
+    assert [report.model_dump() for report in detail.reports] == [REPORT]
+    assert detail.capacity == METRICS["capacity"]
+    assert (detail.seconds, detail.accept, detail.learned) == (12.5, 0.95, {"cat": 12, "dog": 12})
+    assert detail.reference == [-3.0, -2.0, -1.0]  # JSON has no infinity
+    assert detail.edit is None
 
 
-def test_a_version_made_by_hand_says_what_was_changed(tmp_path: Path) -> None:
+def test_a_version_made_by_an_edit_names_the_edit(tmp_path: Path) -> None:
     store = VersionStore(learned_folder(tmp_path / "robot"))
     manifest = publish_edit(store, Edit("rename", "class 0", "apple"), "operator", "anna")
-    told = version_detail(store, manifest.version)
-    assert told.edit == "renamed class 0 to apple"
-    assert told.learned == {}
-    assert told.reference == version_detail(store, 3).reference
+    detail = version_detail(store, manifest.version)
+    assert detail.edit == "renamed class 0 to apple"
+    assert detail.learned == {}
+    assert detail.reference == version_detail(store, 3).reference
 
 
-def test_a_version_whose_tensors_are_gone_is_unusable_and_the_server_lives(tmp_path: Path) -> None:
+def test_a_version_without_tensors_is_unusable_and_the_server_keeps_running(tmp_path: Path) -> None:
     data = learned_folder(tmp_path / "robot")
     with running_server(data, threads=1) as server:
         (data / "versions" / "000002" / TENSORS).unlink()
