@@ -17,6 +17,7 @@ from models.inference.gaussians import Gaussians
 from models.inference.rules import Rule
 from models.versions.backbone_spec import BackboneSpec
 from models.versions.edits import label_of
+from models.versions.manifest import Manifest
 from models.versions.store import LoadedVersion
 
 Tensors = dict[str, NDArray[Any]]
@@ -130,45 +131,42 @@ class Model:
             out |= {f"task.{k}.norm_w": task.norm_w, f"task.{k}.norm_b": task.norm_b}
         return {name: np.ascontiguousarray(array) for name, array in out.items()}
 
-    @classmethod
-    def from_tensors(
-        cls, tensors: Tensors, classes: list[list[str]], rule: Rule, aliases: Mapping[str, str | None] | None = None
-    ) -> Model:
-        """The inverse of `tensors`; the classes, the rule and the aliases come from the manifest."""
-        tasks = tuple(
-            TaskModel(
-                classes=tuple(names),
-                adapters=_read(Adapters, tensors, f"task.{k}"),
-                norm_w=tensors[f"task.{k}.norm_w"],
-                norm_b=tensors[f"task.{k}.norm_b"],
-                head=_read(Head, tensors, f"task.{k}.head"),
-                gaussians=_read(Gaussians, tensors, f"task.{k}.gaussians"),
-            )
-            for k, names in enumerate(classes)
-        )
-        shared = SharedAdapters(_read(Adapters, tensors, "shared"), tensors["shared.used1"], tensors["shared.used2"])
-        frozen = _read(Gaussians, tensors, "frozen")
-        for task in tasks:
-            if len(task.head.bias) != len(task.classes) + 1 or len(task.gaussians.means) != len(task.classes):
-                raise ValueError(f"the tensors of the task {', '.join(task.classes)} have another number of classes")
-        if len(frozen.means) != sum(len(names) for names in classes):
-            raise ValueError("the frozen Gaussians have another number of classes than the tasks")
-        return cls(shared, tasks, frozen, rule, _read(Calibration, tensors, "calibration"), dict(aliases or {}))
-
 
 def read_model(loaded: LoadedVersion) -> tuple[Model, Preprocessing]:
-    """The model and the preprocessing of a version whose bytes were verified; CorruptVersion if they do not parse."""
+    """The model and the preprocessing of a verified version; CorruptVersion if its tensors and manifest do not fit."""
     manifest = loaded.manifest
     try:
-        model = Model.from_tensors(loaded.tensors, manifest.tasks, Rule.from_dict(manifest.rule), manifest.aliases)
         preprocessing = BackboneSpec.from_dict(manifest.backbone).preprocessing
         if preprocessing.sha256 != manifest.preprocessing_sha256:
             raise ValueError("the preprocessing does not match its sha256")
-        return model, preprocessing
+        return _read(loaded.tensors, manifest), preprocessing
     except (KeyError, TypeError, ValueError) as error:
         raise CorruptVersion(
             f"version {manifest.version}: not in the format that this openworld reads ({error!r}); upgrade openworld"
         ) from error
+
+
+def _read(tensors: Tensors, manifest: Manifest) -> Model:
+    """The inverse of `Model.tensors`."""
+    tasks = tuple(
+        TaskModel(
+            classes=tuple(names),
+            adapters=_part(Adapters, tensors, f"task.{k}"),
+            norm_w=tensors[f"task.{k}.norm_w"],
+            norm_b=tensors[f"task.{k}.norm_b"],
+            head=_part(Head, tensors, f"task.{k}.head"),
+            gaussians=_part(Gaussians, tensors, f"task.{k}.gaussians"),
+        )
+        for k, names in enumerate(manifest.tasks)
+    )
+    shared = SharedAdapters(_part(Adapters, tensors, "shared"), tensors["shared.used1"], tensors["shared.used2"])
+    frozen, calibration = _part(Gaussians, tensors, "frozen"), _part(Calibration, tensors, "calibration")
+    for task in tasks:
+        if len(task.head.bias) != len(task.classes) + 1 or len(task.gaussians.means) != len(task.classes):
+            raise ValueError(f"the tensors of the task {', '.join(task.classes)} have another number of classes")
+    if len(frozen.means) != len(manifest.classes):
+        raise ValueError("the frozen Gaussians have another number of classes than the tasks")
+    return Model(shared, tasks, frozen, Rule.from_dict(manifest.rule), calibration, manifest.aliases)
 
 
 T = TypeVar("T", Adapters, Head, Gaussians, Calibration)
@@ -178,5 +176,5 @@ def _flat(prefix: str, part: Adapters | Head | Gaussians | Calibration) -> Tenso
     return {f"{prefix}.{entry.name}": getattr(part, entry.name) for entry in fields(part)}
 
 
-def _read(kind: type[T], tensors: Tensors, prefix: str) -> T:
+def _part(kind: type[T], tensors: Tensors, prefix: str) -> T:
     return kind(**{entry.name: tensors[f"{prefix}.{entry.name}"] for entry in fields(kind)})

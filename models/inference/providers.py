@@ -17,7 +17,6 @@ from models.errors import BackboneError
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 import onnxruntime
-from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 
 log = logging.getLogger(__name__)
 
@@ -25,14 +24,6 @@ Device = Literal["auto", "cpu", "cuda"]
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 
 _LOG_ERRORS_ONLY = 3  # ONNX Runtime warns about every input with a default value; the task inputs have one by design
-_LOAD_ERRORS = (
-    ort_errors.Fail,
-    ort_errors.InvalidGraph,
-    ort_errors.InvalidProtobuf,
-    ort_errors.NoSuchFile,
-    ort_errors.NotImplemented,
-    ort_errors.RuntimeException,
-)
 
 
 def open_session(graph: bytes | Path, device: Device, threads: int) -> onnxruntime.InferenceSession:
@@ -50,7 +41,7 @@ def open_session(graph: bytes | Path, device: Device, threads: int) -> onnxrunti
         session = onnxruntime.InferenceSession(
             graph if isinstance(graph, bytes) else str(graph), sess_options=options, providers=requested
         )
-    except _LOAD_ERRORS as error:
+    except Exception as error:  # the errors of ONNX Runtime have no base class of their own
         raise BackboneError(
             f"ONNX Runtime cannot load the backbone's graph ({error}): restore the file, or upgrade onnxruntime"
         ) from error

@@ -41,11 +41,6 @@ class Runtime:
         """The device that ONNX Runtime actually uses."""
         return "cuda" if CUDA in self._blocks.get_providers() else "cpu"
 
-    @property
-    def dimensions(self) -> int:
-        """d, the length of a feature."""
-        return int(self._blocks.get_outputs()[0].shape[1])
-
     def features(self, model: Model, pixels: Array, all_threads: bool = True) -> Features:
         """The features of images (n, 3, H, W) under every task and the frozen backbone; runs the trunk once per image.
 
@@ -63,7 +58,7 @@ class Runtime:
             frozen.append(self.frozen_features(tokens)[:count])
             for parts, task in zip(tasks, model.tasks, strict=True):
                 parts.append(self.task_features(tokens, task)[:count])
-        nothing = np.zeros((0, self.dimensions), np.float32)
+        nothing = np.zeros((0, self._blocks.get_outputs()[0].shape[1]), np.float32)  # (0, d)
         return Features([np.concatenate([nothing, *parts]) for parts in tasks], np.concatenate([nothing, *frozen]))
 
     def tokens(self, pixels: Array) -> Array:
