@@ -1,0 +1,154 @@
+"""Concurrent and killed publishers: one version per task, nothing lost, nothing left behind."""
+
+import signal
+import threading
+
+import numpy as np
+import pytest
+
+from models.errors import CorruptVersion, StaleParent
+from models.versions.manifest import Manifest
+from models.versions.store import VersionStore
+from tests.support.manifests import make_manifest
+from tests.support.version_stores import SAMPLES, TENSORS, flip_byte, publish, start_trainer, temporaries, tree
+
+STEPS = ["started", "written", "renamed", "logged", "promoted"]
+
+
+def test_a_stale_parent_is_refused_and_nothing_is_written(store: VersionStore) -> None:
+    publish(store, "task-1", None)
+    publish(store, "task-2", 1)
+    before = tree(store.root)
+    for parent in (None, 1, 7):
+        with pytest.raises(StaleParent, match=f"started from version {parent}, but 2 is current"):
+            publish(store, "task-3", parent)
+    assert tree(store.root) == before
+
+
+def test_a_parent_that_becomes_stale_while_waiting_for_the_lock_is_refused(store: VersionStore) -> None:
+    publish(store, "task-1", None)
+    errors: list[BaseException] = []
+
+    def late() -> None:
+        try:
+            publish(store, "late", 1)
+        except StaleParent as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=late)
+
+    def while_holding_the_lock(step: str) -> None:
+        if step == "started":
+            thread.start()
+            thread.join(0.3)
+            assert thread.is_alive()
+
+    publish(VersionStore(store.root, while_holding_the_lock), "task-2", 1)
+    thread.join(10)
+    assert len(errors) == 1
+    assert store.versions() == [1, 2]
+    assert store.find_task("late") is None
+
+
+def test_exactly_one_of_several_concurrent_publishers_succeeds(store: VersionStore) -> None:
+    parent: int | None = None
+    for generation in (1, 2):
+        racers = [start_trainer(store.root, make_manifest(f"g{generation}-{i}", parent), "race") for i in range(4)]
+        for racer in racers:
+            assert racer.stdout is not None
+            assert racer.stdout.readline() == "ready\n"
+        for racer in racers:
+            assert racer.stdin is not None
+            racer.stdin.write("go\n")
+            racer.stdin.flush()
+        answers = sorted(racer.communicate(timeout=60)[0].strip() for racer in racers)
+        assert answers == [str(generation), "stale", "stale", "stale"]
+        parent = store.current()
+        assert parent == generation
+    assert store.versions() == [1, 2]
+    assert [(p.previous, p.version) for p in store.log()] == [(None, 1), (1, 2)]
+    assert not temporaries(store.root)
+
+
+# Crashes
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("parent", [None, 1])
+def test_a_trainer_killed_at_any_step_publishes_its_task_exactly_once(
+    store: VersionStore, step: str, parent: int | None
+) -> None:
+    if parent:
+        publish(store, "task-1", None)
+    manifest = make_manifest("killed", parent)
+    trainer = start_trainer(store.root, manifest, step)
+    assert trainer.communicate(timeout=60)[0] == ""
+    assert trainer.returncode == -signal.SIGKILL
+
+    # Before any repair, the current version loads, and the log is correct.
+    assert store.current() == (store.find_task("killed") or parent)
+    assert (store.log()[-1].version if store.log() else None) == store.current()
+    if store.current():
+        store.load()
+
+    if step == "promoted":
+        with pytest.raises(StaleParent):
+            store.publish(manifest, TENSORS, SAMPLES)
+    else:
+        assert store.find_task("killed") is None
+        store.publish(manifest, TENSORS, SAMPLES)
+    learned = [n for n in store.versions() if store.load(n).manifest.task_id == "killed"]
+    assert learned == [store.current()] == [store.find_task("killed")]
+    assert [p.version for p in store.log()] == store.versions()
+    assert not temporaries(store.root)
+
+
+def leave_unfinished(store: VersionStore, manifest: Manifest) -> None:
+    trainer = start_trainer(store.root, manifest, "renamed")
+    trainer.communicate(timeout=60)
+
+
+def test_a_retry_on_a_newer_parent_replaces_the_folder_of_the_killed_attempt(store: VersionStore) -> None:
+    publish(store, "task-1", None)
+    leave_unfinished(store, make_manifest("killed", 1))
+    assert store.versions() == [1, 2]
+    assert publish(store, "other", 1) == 3
+    assert publish(store, "killed", 3) == 3 + 1
+    assert store.versions() == [1, 3, 4]
+    assert store.find_task("killed") == 4
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_the_folder_of_a_killed_attempt_is_promoted_only_if_its_content_is_the_same(
+    store: VersionStore, same: bool
+) -> None:
+    leave_unfinished(store, make_manifest("killed"))
+    left = store.manifest(1)
+    tensors, samples = ({"w": np.ones(3)}, {}) if same else (TENSORS, SAMPLES)
+    published = store.publish(make_manifest("killed"), tensors, samples)
+    assert (published == left) == same
+    assert store.load().tensors.keys() == tensors.keys()
+    assert len(store.versions()) == 1
+
+
+def test_a_damaged_folder_of_a_killed_attempt_is_written_again(store: VersionStore) -> None:
+    leave_unfinished(store, make_manifest("killed"))
+    flip_byte(store.root / "versions/000001/model.safetensors")
+    publish(store, "killed", None)
+    assert store.load().tensors.keys() == TENSORS.keys()
+    assert len(store.versions()) == 1
+
+
+def test_an_incomplete_folder_is_not_overwritten(store: VersionStore) -> None:
+    (store.root / "versions/000001").mkdir(parents=True)
+    assert publish(store, "task-1", None) == 2
+    with pytest.raises(CorruptVersion, match=r"version 1: manifest\.json cannot be read"):
+        store.load(1)
+
+
+def test_temporary_files_of_other_programs_are_not_removed(store: VersionStore) -> None:
+    store.root.mkdir()
+    theirs = store.root / ".backbone.json.0123.tmp"
+    theirs.write_bytes(b"being written")
+    publish(store, "task-1", None)
+    assert theirs.exists()

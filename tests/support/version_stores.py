@@ -1,0 +1,65 @@
+"""Version stores of small tensors, and a process that publishes and can be killed at any step."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from models.versions.manifest import Manifest
+from models.versions.store import VersionStore
+from tests.support.manifests import make_manifest
+from tests.support.paths import ROOT
+
+TENSORS = {"head.0": np.arange(6, dtype=np.float32).reshape(2, 3), "mask": np.array([True, False])}
+SAMPLES = {"memory": [["cat", "ab12"]]}
+
+# Publishes a version; kills itself at a step, or waits for a line of input ("race").
+TRAINER = """
+import os, signal, sys
+from pathlib import Path
+import numpy as np
+from models.errors import StaleParent
+from models.versions.manifest import Manifest
+from models.versions.store import VersionStore
+
+root, manifest, die_at = Path(sys.argv[1]), Manifest.from_json(sys.argv[2].encode()), sys.argv[3]
+
+def on_step(step):
+    if step == die_at:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+if die_at == "race":
+    print("ready", flush=True)
+    sys.stdin.readline()
+try:
+    print(VersionStore(root, on_step).publish(manifest, {"w": np.ones(3)}, {}).version)
+except StaleParent:
+    print("stale")
+"""
+
+
+def publish(store: VersionStore, task_id: str, parent: int | None, **changes: Any) -> int:
+    return store.publish(make_manifest(task_id, parent, **changes), TENSORS, SAMPLES).version
+
+
+def start_trainer(root: Path, manifest: Manifest, die_at: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", TRAINER, str(root), manifest.to_json().decode(), die_at]
+    return subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def tree(root: Path) -> dict[str, bytes | None]:
+    """The content of every file except locks; None for a folder."""
+    paths = (p for p in root.rglob("*") if p.name != ".lock")
+    return {str(p.relative_to(root)): p.read_bytes() if p.is_file() else None for p in paths}
+
+
+def temporaries(root: Path) -> list[Path]:
+    return list(root.rglob("*.tmp"))
+
+
+def flip_byte(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
