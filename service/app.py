@@ -61,20 +61,7 @@ def create_app(settings: ServiceSettings) -> FastAPI:
     app.state.container = container
     app.add_middleware(RequestGuard, keyring=container.keyring)
     app.add_middleware(RequestLog, metrics=container.metrics, draining=lambda: container.draining)
-    for module in (
-        predict,
-        explain,
-        novelties,
-        tasks,
-        classes,
-        versions,
-        images,
-        health,
-        me,
-        pulse,
-        api_docs,
-        console,
-    ):
+    for module in (predict, explain, novelties, tasks, classes, versions, images, health, me, pulse, api_docs, console):
         app.include_router(module.router)
     app.router.routes.insert(0, predict.FastPredictRoute())
     complete_openapi(app, keys=bool(settings.keys))

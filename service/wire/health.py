@@ -30,8 +30,10 @@ class PulseBucket(BaseModel):
     known: int
     novel: int
     errors: int = Field(description="images that could not be read")
-    p50: float | None = Field(description="seconds to answer a request; null when none was answered")
-    p99: float | None
+    p50: float | None = Field(
+        description="median seconds per request to POST /predict, also of refused ones; null: none"
+    )
+    p99: float | None = Field(description="99th percentile; both are interpolated within a histogram bucket")
 
 
 class PulseAnswer(BaseModel):
@@ -46,6 +48,8 @@ class PulseAnswer(BaseModel):
     errors: int
     p50: float | None
     p99: float | None
-    scores: list[int] = Field(description="images by calibrated score, 20 bins over 0..1; known ones spread evenly")
+    scores: list[int] = Field(
+        description="images by calibrated score in 20 equal bins, each with its upper bound; known ones spread evenly"
+    )
     buckets: list[PulseBucket] = Field(description="oldest first; intervals without a request are left out")
     swaps: list[Swap]
