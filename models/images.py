@@ -59,7 +59,7 @@ def read_image(data: bytes, limits: ImageLimits = DEFAULT_LIMITS, hint: int | No
         raise ValueError(f"hint must be at least 1, not {hint}")
     if len(data) > limits.max_bytes:
         raise ImageTooLarge(f"the image has {len(data)} bytes, the limit is {limits.max_bytes}: send a smaller one")
-    plugin = _plugin(data)
+    plugin = image_plugin(data)
     try:
         image = plugin(io.BytesIO(data))
         width, height = image.size
@@ -138,7 +138,8 @@ def load_pixels(data: bytes, preprocessing: Preprocessing, limits: ImageLimits =
     return preprocessing.apply(read_image(data, limits, hint=preprocessing.resize))
 
 
-def _plugin(data: bytes) -> type[ImageFile]:
+def image_plugin(data: bytes) -> type[ImageFile]:
+    """Pillow's class for the format of these bytes; raises UnsupportedImage."""
     # Not Image.open: it does not distinguish a broken JPEG from a text file, and it reports large images by a warning,
     # which cannot be suppressed in one thread only.
     if data.startswith(b"\xff\xd8\xff"):

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from fastapi import Request, Response
+from PIL import Image
 
-_KINDS = {"image/jpeg": "jpg", "image/png": "png", "image/webp": "webp"}
+from models.images import image_plugin
+
+_SUFFIXES = {"JPEG": "jpg", "PNG": "png", "WEBP": "webp"}
 
 # The URL contains the hash of the bytes, so browsers may cache them without revalidation; proxies may not.
 _HEADERS = {
@@ -14,21 +17,11 @@ _HEADERS = {
 }
 
 
-def media_type(data: bytes) -> str:
-    """The media type by the first bytes, as the decoder sees it."""
-    if data.startswith(b"\xff\xd8\xff"):
-        return "image/jpeg"
-    if data.startswith(b"\x89PNG\r\n\x1a\n"):
-        return "image/png"
-    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
-        return "image/webp"
-    return "application/octet-stream"
-
-
 def image_response(data: bytes, name: str, etag: str) -> Response:
-    kind = media_type(data)
-    disposition = f'inline; filename="{name}.{_KINDS[kind]}"' if kind in _KINDS else "attachment"
-    return Response(data, media_type=kind, headers=_HEADERS | {"ETag": etag, "Content-Disposition": disposition})
+    """The media type is that of the bytes, whatever the client claimed when it sent them."""
+    format = str(image_plugin(data).format)
+    headers = {"ETag": etag, "Content-Disposition": f'inline; filename="{name}.{_SUFFIXES[format]}"'}
+    return Response(data, media_type=Image.MIME[format], headers=_HEADERS | headers)
 
 
 def not_modified(request: Request, etag: str) -> Response | None:

@@ -30,9 +30,7 @@ class PulseBucket(BaseModel):
     known: int
     novel: int
     errors: int = Field(description="images that could not be read")
-    p50: float | None = Field(
-        description="median seconds per request to POST /predict, also of refused ones; null: none"
-    )
+    p50: float | None = Field(description="median seconds per request to POST /predict, also of refused ones")
     p99: float | None = Field(description="99th percentile; both are interpolated within a histogram bucket")
 
 
@@ -48,8 +46,6 @@ class PulseAnswer(BaseModel):
     errors: int
     p50: float | None
     p99: float | None
-    scores: list[int] = Field(
-        description="images by calibrated score in 20 equal bins, each with its upper bound; known ones spread evenly"
-    )
+    scores: list[int] = Field(description="images by calibrated score, 20 bins (low, high]; known ones spread evenly")
     buckets: list[PulseBucket] = Field(description="oldest first; intervals without a request are left out")
     swaps: list[Swap]
