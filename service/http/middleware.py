@@ -21,7 +21,7 @@ from service.inference.metrics import REJECTED, Metrics
 log = logging.getLogger("openworld.requests")
 
 MAX_BODY = 2**20  # bytes of a body that is neither an image nor a batch
-READ_THEIR_BODY = {"/predict", "/tasks", "/explain"}  # routes that check the key first and apply their own limits
+OWN_LIMITS = {"/predict", "/tasks", "/explain"}  # routes that check the key and limit the body themselves
 WITH_BODY = {"POST", "PUT", "PATCH", "DELETE"}
 
 _random = random.Random(secrets.randbits(128))  # an id is not secret, and os.urandom is slow
@@ -114,7 +114,7 @@ class RequestGuard:
             return
         request = Request(scope, receive)
         scope["key"] = self._keyring.authenticate(request.headers)
-        if scope["method"] not in WITH_BODY or scope["path"] in READ_THEIR_BODY:
+        if scope["method"] not in WITH_BODY or scope["path"] in OWN_LIMITS:
             await self._app(scope, receive, send)
             return
         try:

@@ -114,9 +114,7 @@ async def on_http_error(request: Request, error: Exception) -> JSONResponse:
     title = str(error.detail)
     detail = f"{title}: see /docs"
     if error.status_code == 405 and error.headers:
-        detail = (
-            f"{request.url.path} does not support {request.method}: use {error.headers.get('Allow', 'another method')}"
-        )
+        detail = f"{request.method} is not supported: use {error.headers.get('Allow', 'another method')}"
     problem = Problem(title=title, status=error.status_code, code=code, detail=detail)
     return respond(problem, request, error)
 

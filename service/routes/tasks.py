@@ -31,18 +31,15 @@ EVENT_POLL_SECONDS = 0.5
 HEARTBEAT_SECONDS = 15.0  # proxies close a connection that is silent for longer
 
 TaskIdPath = Annotated[str, Path(max_length=128, description="a task's id")]
-BODY: dict[str, Any] = {
+BINARY = {"type": "string", "format": "binary"}
+FORM = {"type": "object", "additionalProperties": {"type": "array", "items": BINARY}}
+REQUEST_BODY: dict[str, Any] = {
     "requestBody": {
         "required": True,
         "description": "A form with a field per class, a zip with a folder per class, or JSON with ids",
         "content": {
-            "multipart/form-data": {
-                "schema": {
-                    "type": "object",
-                    "additionalProperties": {"type": "array", "items": {"type": "string", "format": "binary"}},
-                }
-            },
-            "application/zip": {"schema": {"type": "string", "format": "binary"}},
+            "multipart/form-data": {"schema": FORM},
+            "application/zip": {"schema": BINARY},
             "application/json": {"schema": Labels.model_json_schema()},
         },
     }
@@ -55,7 +52,7 @@ BODY: dict[str, Any] = {
     response_model=TaskAnswer,
     summary="Teach: submit labelled images, to be learned as the next task",
     responses=documented(400, 401, 403, 409, 413, 415, 422, 429, 503),
-    openapi_extra=BODY,
+    openapi_extra=REQUEST_BODY,
 )
 async def submit(
     request: Request,
@@ -63,8 +60,7 @@ async def submit(
     container: ContainerDep,
     key: LabelKey,
     idempotency_key: Annotated[
-        str | None,
-        Header(max_length=255, description="a repeated request with the same key and batch returns the same task"),
+        str | None, Header(max_length=255, description="a repeated request returns the same task")
     ] = None,
 ) -> TaskAnswer:
     """202: the task will be learned exactly once, or fail with a reason, even if processes are killed."""
@@ -86,9 +82,7 @@ async def submit(
         try:
             await asyncio.to_thread(container.inbox.set_state, done, "labelled")
         except StoreError as error:  # the task is accepted all the same
-            log.warning(
-                "the images of task %s could not be marked as labelled in the inbox: %s", submitted.task.id, error
-            )
+            log.warning("the inbox cannot mark the images of task %s as labelled: %s", submitted.task.id, error)
     response.headers["Location"] = f"/tasks/{submitted.task.id}"
     return TaskAnswer.model_validate(submitted.task).model_copy(update={"fresh": submitted.fresh})
 
