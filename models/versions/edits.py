@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from models.errors import ClassConflict, UnknownClass
 from models.versions.manifest import Manifest
-from models.versions.store import By, LoadedVersion, VersionStore
+from models.versions.store import LoadedVersion, Promoter, VersionStore
 
 Kind = Literal["rename", "merge", "retire", "restore"]
 Aliases = Mapping[str, str | None]  # merged class -> the class that it is merged into; retired class -> None
@@ -48,11 +48,11 @@ class Edit:
         }[self.kind]
 
 
-def publish_edit(store: VersionStore, edit: Edit, by: By, who: str) -> Manifest:
+def publish_edit(store: VersionStore, edit: Edit, by: Promoter, editor: str) -> Manifest:
     """Publish the current version with the edit applied; StaleParent when another version was published first."""
     loaded = store.load()
     manifest, samples = edited(loaded, edit)
-    return store.publish(manifest, loaded.tensors, samples, by=by, reason=f"{who}: {edit.reason}")
+    return store.publish(manifest, loaded.tensors, samples, by=by, reason=f"{editor}: {edit.reason}")
 
 
 def edited(loaded: LoadedVersion, edit: Edit) -> tuple[Manifest, Any]:

@@ -75,7 +75,7 @@ class Manifest(BaseModel):
         """The classes that the version can answer and that a batch may extend: neither merged nor retired."""
         return [name for name in self.classes if name not in self.aliases]
 
-    def sealed(self, files: Mapping[str, bytes]) -> Self:
+    def with_files(self, files: Mapping[str, bytes]) -> Self:
         """This manifest with the hashes of these files."""
         return self.model_copy(update={"files": {name: FileEntry.of(data) for name, data in files.items()}})
 

@@ -34,7 +34,7 @@ from models.versions.manifest import Manifest, canonical_json, parse_json
 
 MANIFEST, TENSORS, SAMPLES = "manifest.json", "model.safetensors", "samples.json"
 
-By = Literal["trainer", "operator"]
+Promoter = Literal["trainer", "operator"]
 Tensors = Mapping[str, np.ndarray[Any, Any]]
 
 
@@ -46,7 +46,7 @@ class Promotion(BaseModel):
     time: AwareDatetime
     version: int
     previous: int | None
-    by: By
+    by: Promoter
     reason: str
 
 
@@ -132,7 +132,7 @@ class VersionStore:
     def log(self) -> list[Promotion]:
         """The promotions that took effect, oldest first."""
         # CURRENT is read before the lines: in the other order, a promotion in between would hide its predecessor.
-        current = self._current_or_last()
+        current = self._current_or_logged()
         lines = self._lines()
         followers = [*(line.previous for line in lines[1:]), current]
         return [line for line, follower in zip(lines, followers, strict=False) if follower == line.version]
@@ -147,24 +147,24 @@ class VersionStore:
     # Writing
 
     def publish(
-        self, manifest: Manifest, tensors: Tensors, samples: Any, *, by: By = "trainer", reason: str | None = None
+        self, manifest: Manifest, tensors: Tensors, samples: Any, *, by: Promoter = "trainer", reason: str | None = None
     ) -> Manifest:
         """Write the next version and make it current; StaleParent unless `manifest.parent` is the current version.
 
         A failure, such as a full disk, leaves no files. A complete folder from a killed attempt at the same task on the
         same parent is promoted instead of written again.
         """
-        self._require_current(manifest.parent)  # also before waiting for the lock: a stale attempt fails at once
+        self._check_parent(manifest.parent)  # also before waiting for the lock: a stale attempt fails at once
         contents = _encode(tensors, samples)
         with self._writing(self._versions):
-            self._require_current(manifest.parent)
+            self._check_parent(manifest.parent)
             self._verify_graphs(manifest, "publish")
-            published = self._unfinished(manifest.sealed(contents)) or self._place(manifest, contents)
+            published = self._resume_attempt(manifest.with_files(contents)) or self._write_version(manifest, contents)
             try:
                 self._promote(published.version, manifest.parent, by, reason or f"learned task {manifest.task_id}")
             except BaseException:
                 # The fsync after replacing CURRENT may fail as well: then the version is in use.
-                if self._current_or_last() != published.version:
+                if self._current_or_logged() != published.version:
                     files.discard(self.folder(published.version))
                 raise
             return published
@@ -175,14 +175,14 @@ class VersionStore:
         folder = self._rejected / manifest.task_id
         contents = _encode(tensors, samples)
         with self._writing(self._rejected):
-            files.write_folder(folder, contents | {MANIFEST: manifest.sealed(contents).to_json()})
+            files.write_folder(folder, contents | {MANIFEST: manifest.with_files(contents).to_json()})
         return folder
 
-    def activate(self, n: int, by: By, reason: str) -> Manifest:
+    def activate(self, n: int, by: Promoter, reason: str) -> Manifest:
         """Make an earlier or later version current, after verifying it."""
         with self._writing(self._versions):
             manifest = self.load(n).manifest
-            self._promote(n, self._current_or_last(), by, reason)
+            self._promote(n, self._current_or_logged(), by, reason)
             return manifest
 
     def add_graph(self, data: bytes) -> str:
@@ -196,20 +196,20 @@ class VersionStore:
 
     # The steps of publishing
 
-    def _place(self, manifest: Manifest, contents: dict[str, bytes]) -> Manifest:
-        manifest = manifest.model_copy(update={"version": self.next_version()}).sealed(contents)
+    def _write_version(self, manifest: Manifest, contents: dict[str, bytes]) -> Manifest:
+        manifest = manifest.model_copy(update={"version": self.next_version()}).with_files(contents)
         folder = self.folder(manifest.version)
         files.write_folder(folder, contents | {MANIFEST: manifest.to_json()}, self._on_step)
         return manifest
 
-    def _promote(self, n: int, previous: int | None, by: By, reason: str) -> None:
+    def _promote(self, n: int, previous: int | None, by: Promoter, reason: str) -> None:
         line = Promotion(time=datetime.now(UTC), version=n, previous=previous, by=by, reason=reason)
         files.append_durable(self._log, line.model_dump_json().encode())
         self._on_step("logged")
         files.write_durable(self._current, f"{n}\n".encode())
         self._on_step("promoted")
 
-    def _unfinished(self, wanted: Manifest) -> Manifest | None:
+    def _resume_attempt(self, wanted: Manifest) -> Manifest | None:
         """The complete folder of a killed attempt that equals the wanted version; other attempts are removed."""
         promoted = self._promoted()
         for n in self.versions():
@@ -250,14 +250,14 @@ class VersionStore:
                 lines.append(Promotion.model_validate_json(text))
         return lines
 
-    def _current_or_last(self) -> int | None:
+    def _current_or_logged(self) -> int | None:
         try:
             return self.current()
         except CorruptVersion:
             lines = self._lines()
             return lines[-1].version if lines else None
 
-    def _require_current(self, parent: int | None) -> None:
+    def _check_parent(self, parent: int | None) -> None:
         current = self.current()
         if current != parent:
             raise StaleParent(f"the task started from version {parent}, but {current} is current: learn it again")
@@ -265,7 +265,7 @@ class VersionStore:
     def _promoted(self) -> set[int]:
         """Versions that were current at some time: those in the log and, in case it is lost, the current's parents."""
         ancestors: set[int] = set()
-        n = self._current_or_last()
+        n = self._current_or_logged()
         while n is not None and n not in ancestors:
             ancestors.add(n)
             manifest = self._manifest_or_none(n)

@@ -26,7 +26,7 @@ from models.images import ImageLimits
 from models.inference.predictor import Predictor
 from models.inference.runtime import Runtime, RuntimeCache
 from models.versions.backbone_spec import recorded_backbone
-from models.versions.store import By, VersionStore
+from models.versions.store import Promoter, VersionStore
 from service.errors import NotFound, NotReady, VersionUnusable
 from service.inference.metrics import Metrics
 from service.inference.servable import EmptyModel, ServableModel
@@ -102,7 +102,7 @@ class ActiveVersion:
                     await self._pin(number)
         return self._pinned[number]
 
-    async def activate(self, number: int, by: By, reason: str, announce: Callable[[int], None]) -> None:
+    async def activate(self, number: int, by: Promoter, reason: str, announce: Callable[[int], None]) -> None:
         """Make a version current, and active here. VersionUnusable: it is current, but cannot be loaded here."""
         await self._require(number)
         await asyncio.to_thread(self.store.activate, number, by, reason)

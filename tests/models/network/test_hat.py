@@ -22,8 +22,8 @@ def test_the_temperature_rises_in_equal_steps_from_one_over_smax_to_smax() -> No
     assert hat.temperature(10, 11) == pytest.approx(500)
 
 
-def test_the_last_step_of_an_epoch_has_hard_masks_even_when_it_is_the_only_one() -> None:
-    # At 1/smax every mask would be sigmoid(e / 500), which is one half, and none would ever be trained as it is used.
+def test_the_last_step_of_an_epoch_has_hard_masks_even_if_it_is_the_only_step() -> None:
+    # At 1/smax every mask would be sigmoid(e / 500), about one half, instead of the 0 or 1 that the learned task uses.
     assert hat.temperature(0, 1) == pytest.approx(500)
 
 
@@ -75,7 +75,7 @@ def test_compensation_is_the_formula_of_the_hat_paper(seed: int, s: float) -> No
 
 
 @quick
-@given(seeds, st.floats(1 / 500, 3))  # beyond it 1 - sigmoid(s e) has no digits left
+@given(seeds, st.floats(1 / 500, 3))  # above 3, 1 - sigmoid(s e) loses all digits
 def test_a_compensated_gradient_is_that_of_a_mask_at_temperature_one_times_smax(seed: int, s: float) -> None:
     rng = np.random.default_rng(seed)
     upstream, e = torch.tensor(rng.normal(size=30)), torch.tensor(rng.uniform(-6, 6, 30), requires_grad=True)
@@ -87,23 +87,23 @@ def test_a_compensated_gradient_is_that_of_a_mask_at_temperature_one_times_smax(
 def test_sparsity_by_hand() -> None:
     masks = [torch.tensor([[1.0, 0.5, 0.25]]), torch.tensor([[0.5, 1.0]])]
     used = [torch.tensor([[1.0, 0.0, 0.0]]), torch.tensor([[0.0, 1.0]])]
-    # Free are two units of the first layer (taken by 0.5 and 0.25) and one of the second (by 0.5): 1.25 of 3.
+    # Two units of the first layer are free (used by 0.5 and 0.25), and one of the second (0.5): 1.25 of 3.
     assert hat.sparsity(masks, used).item() == pytest.approx(1.25 / 3)
 
 
-def test_units_that_earlier_tasks_own_are_free_of_charge() -> None:
+def test_units_of_earlier_tasks_do_not_count_as_used() -> None:
     full = [torch.ones(2, 3), torch.ones(2, 4)]
     assert hat.sparsity([torch.ones(2, 3), torch.ones(2, 4)], full).item() == 0
 
 
-def test_sparsity_is_one_for_a_first_task_that_takes_everything() -> None:
+def test_sparsity_is_one_for_a_first_task_that_uses_every_unit() -> None:
     masks = [torch.ones(2, 3), torch.ones(2, 4)]
     assert hat.sparsity(masks, [torch.zeros(2, 3), torch.zeros(2, 4)]).item() == 1
 
 
 def test_protection_by_hand() -> None:
-    used1 = torch.tensor([[1.0, 0.0]])  # of two bottleneck units the first is taken
-    used2 = torch.tensor([[0.0, 1.0, 1.0]])  # of three outputs the last two
+    used1 = torch.tensor([[1.0, 0.0]])  # the first of two bottleneck units is used
+    used2 = torch.tensor([[0.0, 1.0, 1.0]])  # the last two of three outputs are used
     protected = hat.protection(used1, used2)
     assert protected["w1"].expand(1, 2, 3).tolist() == [[[True, True, True], [False, False, False]]]
     assert protected["b1"].tolist() == [[True, False]]
@@ -145,7 +145,7 @@ def test_a_folded_task_equals_its_masked_adapters(seed: int, adapters: int, bott
         masked = adapter(x, task, index, Masks(m1, m2))
         torch.testing.assert_close(adapter(x, folded, index, None), masked, rtol=1e-12, atol=1e-12)
         unused = (m2[index] == 0).nonzero().flatten()
-        assert torch.equal(masked[:, unused], x[:, unused])  # the masks are on the branch, never on the skip
+        assert torch.equal(masked[:, unused], x[:, unused])  # the masks do not apply to the skip connection
 
 
 def test_a_task_that_uses_no_unit_is_the_frozen_network() -> None:
@@ -165,8 +165,8 @@ def test_an_adapter_by_hand() -> None:
         norm_b=torch.zeros(2, 2),
     )
     x = torch.tensor([[1.0, 2.0]])
-    # W1 x + b1 = (2, -2), relu (2, 0); W2 h + b2 = (4.5, -1); with the skip (5.5, 1).
+    # W1 x + b1 = (2, -2), relu (2, 0); W2 h + b2 = (4.5, -1); with the skip connection (5.5, 1).
     assert adapter(x, task, 0, None).tolist() == [[5.5, 1.0]]
-    # m1 halves the first unit: h = (1, 0), W2 h + b2 = (2.5, -1); m2 lets a quarter of the second through.
+    # m1 halves the first unit: h = (1, 0), W2 h + b2 = (2.5, -1); m2 multiplies the second output by a quarter.
     masks = Masks(torch.tensor([[0.5, 1.0]]), torch.tensor([[1.0, 0.25]]))
     assert adapter(x, task, 0, masks).tolist() == [[3.5, 1.75]]

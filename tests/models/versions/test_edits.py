@@ -1,4 +1,4 @@
-"""People mislabel: rename, merge, retire and restore make versions without training, and can all be taken back."""
+"""Edits of classes: rename, merge, retire and restore publish versions without training, and can be undone."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ def store(tmp_path: Path) -> VersionStore:
 
 
 def edit(store: VersionStore, *what: str) -> int:
-    return publish_edit(store, Edit(*what), "operator", "somebody").version  # type: ignore[arg-type]
+    return publish_edit(store, Edit(*what), "operator", "alice").version  # type: ignore[arg-type]
 
 
 def answers(store: VersionStore, label: str) -> tuple[str | None, list[str]]:
-    """What most of a class's pictures are called, and what one of them looks like."""
+    """The most frequent label of a class's images, and the nearest classes of one of them."""
     found = Predictor.open(store.root, device="cpu").predict([known_image(label, n) for n in range(100, 109)])
     labels = [one.label for one in found if not isinstance(one, Exception)]
     nearest = [name for name, _ in found[0].nearest] if not isinstance(found[0], Exception) else []
     return max(set(labels), key=labels.count), nearest
 
 
-def test_an_edit_leaves_every_tensor_as_it_was_and_says_who_did_what(store: VersionStore) -> None:
+def test_an_edit_changes_no_tensor_and_logs_its_author(store: VersionStore) -> None:
     before = (store.folder(3) / TENSORS).read_bytes()
     assert edit(store, "retire", "class 1") == 4
     assert (store.folder(4) / TENSORS).read_bytes() == before
     assert store.manifest(4).parent == 3
-    assert store.log()[-1].reason == "somebody: retired class 1"
+    assert store.log()[-1].reason == "alice: retired class 1"
     assert store.log()[-1].by == "operator"
 
 
-def test_a_renamed_class_is_answered_under_its_new_name_and_trained_under_it(store: VersionStore) -> None:
+def test_a_renamed_class_is_answered_and_trained_by_its_new_name(store: VersionStore) -> None:
     assert answers(store, "class 0")[0] == "class 0"
     edit(store, "rename", "class 0", "apple")
     assert answers(store, "class 0")[0] == "apple"
@@ -51,7 +51,7 @@ def test_a_renamed_class_is_answered_under_its_new_name_and_trained_under_it(sto
     assert store.manifest(4).classes == ["apple", "class 1", "class 2", "class 3", "class 4"]
 
 
-def test_a_merged_class_is_answered_as_the_other_one_and_its_share_joins(store: VersionStore) -> None:
+def test_a_merged_class_is_answered_as_the_other_class(store: VersionStore) -> None:
     edit(store, "merge", "class 4", "class 0")
     label, nearest = answers(store, "class 4")
     assert label == "class 0"
@@ -60,7 +60,7 @@ def test_a_merged_class_is_answered_as_the_other_one_and_its_share_joins(store: 
     assert answers(store, "class 0")[0] == "class 0"
 
 
-def test_a_retired_class_is_novel_again_and_not_what_others_look_like(store: VersionStore) -> None:
+def test_images_of_a_retired_class_are_novel_and_it_is_not_among_the_nearest(store: VersionStore) -> None:
     edit(store, "retire", "class 0")
     label, nearest = answers(store, "class 0")
     assert label is None
@@ -68,7 +68,7 @@ def test_a_retired_class_is_novel_again_and_not_what_others_look_like(store: Ver
     assert answers(store, "class 4")[0] == "class 4"
 
 
-def test_restoring_takes_back_a_retirement_and_a_merge(store: VersionStore) -> None:
+def test_restoring_undoes_retiring_and_merging(store: VersionStore) -> None:
     for what in (("retire", "class 0"), ("merge", "class 4", "class 0")):
         if what[0] == "merge":
             edit(store, "restore", "class 0")
@@ -78,7 +78,7 @@ def test_restoring_takes_back_a_retirement_and_a_merge(store: VersionStore) -> N
     assert answers(store, "class 4")[0] == "class 4"
 
 
-def test_what_was_merged_into_a_class_follows_it(store: VersionStore) -> None:
+def test_a_merged_class_follows_the_edits_of_its_target(store: VersionStore) -> None:
     edit(store, "merge", "class 4", "class 0")
     edit(store, "rename", "class 0", "apple")
     assert answers(store, "class 4")[0] == "apple"
@@ -90,23 +90,23 @@ def test_what_was_merged_into_a_class_follows_it(store: VersionStore) -> None:
 
 def test_an_edit_can_be_rolled_back_like_any_version(store: VersionStore) -> None:
     edit(store, "rename", "class 0", "apple")
-    store.activate(3, "operator", "it was right before")
+    store.activate(3, "operator", "roll back")
     assert answers(store, "class 0")[0] == "class 0"
 
 
 @pytest.mark.parametrize(
     ("what", "error"),
     [
-        (("rename", "nobody", "x"), UnknownClass),
+        (("rename", "unknown", "x"), UnknownClass),
         (("rename", "class 0", "class 1"), ClassConflict),
-        (("merge", "class 0", "nobody"), UnknownClass),
+        (("merge", "class 0", "unknown"), UnknownClass),
         (("merge", "class 0", "class 0"), ClassConflict),
         (("restore", "class 0"), ClassConflict),
         (("retire", "class 3"), ClassConflict),
         (("merge", "class 0", "class 3"), ClassConflict),
     ],
 )
-def test_an_edit_that_makes_no_sense_changes_nothing(
+def test_an_impossible_edit_is_refused_and_changes_nothing(
     store: VersionStore, what: tuple[str, ...], error: type[Exception]
 ) -> None:
     edit(store, "retire", "class 3")
@@ -115,7 +115,7 @@ def test_an_edit_that_makes_no_sense_changes_nothing(
     assert store.current() == 4
 
 
-def test_two_edits_at_once_do_not_overwrite_each_other(store: VersionStore) -> None:
+def test_concurrent_edits_do_not_overwrite_each_other(store: VersionStore) -> None:
     from models.versions.edits import edited
 
     loaded = store.load()
@@ -125,7 +125,7 @@ def test_two_edits_at_once_do_not_overwrite_each_other(store: VersionStore) -> N
         store.publish(manifest, loaded.tensors, samples)
 
 
-def test_a_batch_for_a_class_that_is_gone_hears_what_to_do(store: VersionStore) -> None:
+def test_labels_of_merged_and_retired_classes_are_reported_with_a_remedy(store: VersionStore) -> None:
     edit(store, "retire", "class 0")
     edit(store, "merge", "class 1", "class 2")
     manifest = store.manifest(store.current() or 0)
@@ -135,7 +135,7 @@ def test_a_batch_for_a_class_that_is_gone_hears_what_to_do(store: VersionStore) 
     assert "'class 2'" in merged
 
 
-def test_the_shares_of_the_nearest_are_those_of_all_classes(store: VersionStore) -> None:
+def test_the_shares_of_merged_classes_add_up(store: VersionStore) -> None:
     (plain,) = Predictor.open(store.root, device="cpu").predict([known_image("class 4")])
     edit(store, "merge", "class 4", "class 0")
     (merged,) = Predictor.open(store.root, device="cpu").predict([known_image("class 4")])

@@ -1,4 +1,4 @@
-"""From a stored version to a model: bytes that are whole may still not say what the manifest says."""
+"""Reading a model from a version: tensors and manifest must fit."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -23,13 +23,13 @@ def learned() -> Learned:
 
 
 def stored(learned: Learned, root: Path, **changes: Any) -> LoadedVersion:
-    """The model, published under a manifest with these changes and loaded again."""
+    """The model, published with a changed manifest and loaded again."""
     store = VersionStore(root)
     store.publish(manifest_of(learned.model, SPEC, **changes), learned.model.tensors(), learned.samples.to_json())
     return store.load()
 
 
-def test_a_model_comes_back_as_it_was_published(learned: Learned, tmp_path: Path) -> None:
+def test_a_published_model_is_read_unchanged(learned: Learned, tmp_path: Path) -> None:
     model, preprocessing = read_model(stored(learned, tmp_path))
     assert preprocessing == SPEC.preprocessing
     assert model.classes == learned.model.classes
