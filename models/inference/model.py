@@ -16,7 +16,7 @@ from models.inference.evidence import Array, Evidence, Features
 from models.inference.gaussians import Gaussians
 from models.inference.rules import Rule
 from models.versions.backbone_spec import BackboneSpec
-from models.versions.edits import label_of
+from models.versions.edits import Aliases, label_of
 from models.versions.manifest import Manifest
 from models.versions.store import LoadedVersion
 
@@ -88,9 +88,7 @@ class Model:
     frozen: Gaussians  # all classes in the backbone's feature space, one covariance (streaming LDA)
     rule: Rule
     calibration: Calibration
-    aliases: Mapping[str, str | None] = field(
-        default_factory=dict
-    )  # merged and retired classes: models/versions/edits.py
+    aliases: Aliases = field(default_factory=dict)  # merged and retired classes
 
     @property
     def classes(self) -> tuple[str, ...]:

@@ -60,7 +60,7 @@ class LoadedVersion:
 
 
 class VersionStore:
-    """Publishes, loads and activates versions. Only publishing, rejecting and activating write to `root`.
+    """Publishes, loads and activates versions. Reading needs no write access to `root`.
 
     `on_step` is for crash tests: publishing calls it with "started", "written", "renamed", "logged", "promoted".
     """
@@ -229,8 +229,8 @@ class VersionStore:
             open_data_folder(self.root)
             files.make_folder(folder)
             with files.file_lock(self.root / ".lock"):
-                # Other programs write temporary files to the root without this lock, so only CURRENT's are removed.
-                for place in (".CURRENT.", "versions/.", "rejected/.", "graphs/."):
+                # Other programs write temporary files to the root without this lock: only those of ours are removed.
+                for place in (".CURRENT.", ".FORMAT.", "versions/.", "rejected/.", "graphs/."):
                     for garbage in self.root.glob(f"{place}*{files.TEMPORARY}"):
                         files.remove(garbage)
                 yield
