@@ -1,6 +1,5 @@
 """The format marker of a data folder: written once, migrated forward, and refused when it is newer or damaged."""
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,8 +11,6 @@ from models.versions import data_format
 from models.versions.data_format import FORMAT, check_format, open_data_folder
 from models.versions.store import VersionStore
 from tests.support.manifests import make_manifest
-
-not_as_root = pytest.mark.skipif(os.geteuid() == 0, reason="root may write to a read-only folder")
 
 
 def publish(root: Path) -> None:
@@ -91,17 +88,6 @@ def read_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 def test_a_read_only_folder_without_marker_can_be_opened(read_only: Path) -> None:
     open_data_folder(read_only)
     assert VersionStore(read_only).load().manifest.version == 1
-
-
-@not_as_root
-def test_a_folder_without_write_permission_can_be_opened(tmp_path: Path) -> None:
-    publish(tmp_path)
-    (tmp_path / "FORMAT").unlink()
-    tmp_path.chmod(0o555)
-    try:
-        open_data_folder(tmp_path)
-    finally:
-        tmp_path.chmod(0o755)
 
 
 def test_an_older_folder_is_migrated_step_by_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
