@@ -9,6 +9,7 @@ import socket
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from openworld import logs
 from openworld.commands import learn, require_packages
 from openworld.environment import settings_from
 from openworld.up.child_process import ChildProcess
-from openworld.up.embedded_redis import RedisServer, SupervisedRedis
+from openworld.up.embedded_redis import EmbeddedRedis, redis_url, socket_path
 from openworld.up.supervisor import Program, Supervisor
 from openworld.up.welcome import wait_until_ready, welcome
 from service.settings import ServiceSettings
@@ -64,8 +65,8 @@ def run(arguments: argparse.Namespace) -> int:
         remedy = "choose another with OPENWORLD_TRAIN_METRICS_PORT, 0 for none"
         available_port(worker.metrics_host, worker.metrics_port, remedy)
         server = server.model_copy(update={"port": port})
-        redis = None if server.redis_url else stack.enter_context(RedisServer(server.data / "redis"))
-        return asyncio.run(_supervisor(server, worker, redis, lock).run())
+        redis_socket = None if server.redis_url else stack.enter_context(socket_path(server.data / "redis"))
+        return asyncio.run(_supervisor(server, worker, redis_socket, lock).run())
 
 
 @contextmanager
@@ -96,49 +97,48 @@ def available_port(host: str, port: int, remedy: str) -> int:
         raise OpenWorldError(f"cannot listen on {host}, port {port} ({error.strerror or error}): {remedy}") from error
 
 
-def _supervisor(server: ServiceSettings, worker: WorkerSettings, redis: RedisServer | None, lock: int) -> Supervisor:
+def _supervisor(server: ServiceSettings, worker: WorkerSettings, redis_socket: Path | None, lock: int) -> Supervisor:
+    """`redis_socket` is the socket of the embedded Redis server, None with an own Redis."""
     style = logs.resolve_style(server.log_format)
-    stream = logs.LogStream(sys.stderr, style, ["up", "server", "trainer"])
+    stream = logs.LogStream(sys.stderr, style, ["up", "redis", "server", "trainer"])
     logs.set_up(server.log_level, style, logs.LogStreamHandler(stream, "up"))
-    environment = _environment(style, redis)
-    openworld = [sys.executable, "-P", "-m", "openworld"]
-    data = ["--data", str(server.data)]
-
-    async def ready() -> None:
-        version = await wait_until_ready(server.host, server.port)
-        with suppress(OSError, ValueError):  # stdout is closed
-            print(welcome(server, worker, version), flush=True)
-
-    serve = ChildProcess(
-        "server",
-        [*openworld, "serve", *data, "--host", server.host, "--port", str(server.port)],
-        environment,
-        lambda line: stream.write("server", line),
-        ready=ready,
-        pass_fds=[lock],
-    )
-    # By default the trainer leaves one core to the server.
-    threads = os.environ.get("OPENWORLD_TRAIN_THREADS") or str(max(1, (os.cpu_count() or 1) - 1))
-    train = ChildProcess(
-        "trainer",
-        [*openworld, "train", *data],
-        {**environment, "OPENWORLD_TRAIN_THREADS": threads},
-        lambda line: stream.write("trainer", line),
-        pass_fds=[lock],
-    )
-    # The server starts first: the trainer uses all cores while it loads torch.
-    queue: list[Program] = [SupervisedRedis(redis)] if redis else []
-    grace = server.drain_seconds + server.shutdown_seconds + STOP_MARGIN_SECONDS
-    return Supervisor([queue, [serve, train]], grace=grace)
-
-
-def _environment(style: str, redis: RedisServer | None) -> dict[str, str]:
     environment = {
         **os.environ,
         "OPENWORLD_LOG_FORMAT": style,  # the children write to a pipe and cannot detect a terminal
         # The children run this code; -P keeps a `models` in the working directory out.
         "PYTHONPATH": os.pathsep.join(filter(None, [str(CODE), os.environ.get("PYTHONPATH")])),
     }
-    if redis is not None:
-        environment["OPENWORLD_REDIS_URL"] = redis.url
-    return environment
+    queue: list[Program] = []
+    if redis_socket is not None:
+        environment["OPENWORLD_REDIS_URL"] = redis_url(redis_socket)
+        queue = [EmbeddedRedis(server.data / "redis", redis_socket, partial(stream.write, "redis"), [lock])]
+
+    async def ready() -> None:
+        version = await wait_until_ready(server.host, server.port)
+        with suppress(OSError, ValueError):  # stdout is closed
+            print(welcome(server, worker, version), flush=True)
+
+    openworld = [sys.executable, "-P", "-m", "openworld"]
+    address = ["--host", server.host, "--port", str(server.port)]
+    # By default the trainer leaves one core to the server.
+    threads = os.environ.get("OPENWORLD_TRAIN_THREADS") or str(max(1, (os.cpu_count() or 1) - 1))
+    children = [
+        # The server starts first: the trainer uses all cores while it loads torch.
+        ChildProcess(
+            "server",
+            [*openworld, "serve", "--data", str(server.data), *address],
+            environment,
+            partial(stream.write, "server"),
+            ready=ready,
+            pass_fds=[lock],
+        ),
+        ChildProcess(
+            "trainer",
+            [*openworld, "train", "--data", str(server.data)],
+            {**environment, "OPENWORLD_TRAIN_THREADS": threads},
+            partial(stream.write, "trainer"),
+            pass_fds=[lock],
+        ),
+    ]
+    grace = server.drain_seconds + server.shutdown_seconds + STOP_MARGIN_SECONDS
+    return Supervisor([queue, children], grace=grace)

@@ -45,6 +45,8 @@ async def _ready_at_once() -> None:
 class ChildProcess:
     """A command line as a program of the supervisor. Start it on the main thread."""
 
+    configuration_error = 2
+
     def __init__(
         self,
         name: str,

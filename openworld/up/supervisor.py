@@ -3,9 +3,9 @@
 **A program that ends is started again, for whatever reason it ended, until the supervisor is told to stop.** The pause
 before a restart grows from 0.5 s to 30 s, and falls back to 0.5 s after a run of 60 s.
 
-    exit code 2 before any run of 60 s   a wrong setting: all programs stop, and its message becomes the error of `up`
-    SIGINT, SIGTERM or SIGHUP            SIGTERM to all programs, last stage first; SIGKILL after the grace period
-    another signal                       SIGKILL to all programs
+    configuration error before any run of 60 s   all programs stop, and its message becomes the error of `up`
+    SIGINT, SIGTERM or SIGHUP                    SIGTERM to all programs, last stage first; SIGKILL after a grace period
+    another signal                               SIGKILL to all programs
 
 Programs are in stages: a program may need those of earlier stages. One event loop owns all state.
 """
@@ -14,20 +14,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from models.backoff import Backoff
 from models.errors import OpenWorldError
 
 log = logging.getLogger(__name__)
 
-CONFIGURATION_ERROR = 2  # exit code of a program that a restart cannot help
 KILLED = 130  # exit code of `up` after a second signal
 SAME_SIGNAL_SECONDS = 0.5  # `make` and `timeout` pass on a signal that `up` has received as well
 
@@ -38,8 +36,12 @@ class Program(Protocol):
     @property
     def name(self) -> str: ...
 
+    @property
+    def configuration_error(self) -> int:
+        """The exit code of an error that a restart cannot help."""
+
     async def start(self) -> None:
-        """Begin a run. OSError or OpenWorldError: try again later."""
+        """Begin a run. OSError: try again later."""
 
     async def ready(self) -> None:
         """Return when the next program may start. Called once, after the first start."""
@@ -79,46 +81,29 @@ class Supervisor:
         self._grace = grace  # seconds from SIGTERM to SIGKILL
         self._restart_policy = restart_policy or RestartPolicy()
         self._patience = patience  # seconds to wait for a program to be ready before the next one is started
+        self._keepers: dict[str, asyncio.Task[None]] = {}
         self._stopping = asyncio.Event()
-        self._stop_time = -math.inf
+        self._stop_time = 0.0
         self._killed = False
-        self._error: OpenWorldError | None = None
 
     async def run(self) -> int:
-        """Return the exit code. OpenWorldError: a program reports a wrong setting."""
-        self._handle_signals()
-        keepers: dict[str, asyncio.Task[None]] = {}
-        ready: list[asyncio.Task[None]] = []
-        try:
-            for program in self._programs:
-                if self._stopping.is_set():
-                    break
-                keepers[program.name] = asyncio.create_task(self._keep_running(program))
-                keepers[program.name].add_done_callback(lambda _: self._stopping.set())
-                ready.append(asyncio.create_task(program.ready()))
-                await self._wait_until_ready(program, ready[-1])
-            await self._stopping.wait()
-        finally:
-            self._stopping.set()
-            for task in ready:
-                task.cancel()
-            for stage in reversed(self._stages):
-                await asyncio.gather(*(self._stop(one, keepers[one.name]) for one in stage if one.name in keepers))
-            await asyncio.gather(*ready, return_exceptions=True)
-        await asyncio.gather(*keepers.values())  # raises what ended a keeper unexpectedly
-        log.info("stopped")
-        if self._error is not None:
-            raise self._error
-        return KILLED if self._killed else 0
-
-    # Signals
-
-    def _handle_signals(self) -> None:
+        """Return the exit code. OpenWorldError: a program reports a configuration error."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
-                continue  # started with nohup: survive the end of the terminal
-            loop.add_signal_handler(number, self._on_signal, number)
+            # nohup ignores SIGHUP: then survive the end of the terminal.
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+                loop.add_signal_handler(number, self._on_signal, number)
+        starter = self._create_task(self._start_all())
+        await self._stopping.wait()
+        starter.cancel()
+        for stage in reversed(self._stages):
+            await asyncio.gather(*(self._stop(program) for program in stage if program.name in self._keepers))
+        log.info("stopped")
+        ended = await asyncio.gather(starter, *self._keepers.values(), return_exceptions=True)
+        for error in ended:
+            if isinstance(error, Exception):
+                raise error
+        return KILLED if self._killed else 0
 
     def _on_signal(self, number: signal.Signals) -> None:
         now = time.monotonic()
@@ -132,16 +117,24 @@ class Supervisor:
             for program in self._programs:
                 program.send(signal.SIGKILL)
 
-    # Start and restart
+    # Start, restart and stop
 
-    async def _wait_until_ready(self, program: Program, ready: asyncio.Task[None]) -> None:
-        stopping = asyncio.create_task(self._stopping.wait())
-        await asyncio.wait({ready, stopping}, timeout=self._patience, return_when=asyncio.FIRST_COMPLETED)
-        stopping.cancel()
-        if ready.done():
-            ready.result()
-        elif not self._stopping.is_set():
-            log.warning("%s is not ready after %g s: starting the next program", program.name, self._patience)
+    async def _start_all(self) -> None:
+        """Start each program when the previous one is ready."""
+        async with asyncio.TaskGroup() as group:
+            for program in self._programs:
+                self._keepers[program.name] = self._create_task(self._keep_running(program))
+                ready = group.create_task(program.ready())
+                await asyncio.wait({ready}, timeout=self._patience)
+                if not ready.done():
+                    log.warning("%s is not ready after %g s: starting the next program", program.name, self._patience)
+        await self._stopping.wait()
+
+    def _create_task(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """A task whose end stops the supervisor."""
+        task = asyncio.create_task(coroutine)
+        task.add_done_callback(lambda _: self._stopping.set())
+        return task
 
     async def _keep_running(self, program: Program) -> None:
         backoff = Backoff(self._restart_policy.first, self._restart_policy.longest)
@@ -154,9 +147,8 @@ class Supervisor:
                 backoff.reset()
             if self._stopping.is_set():
                 return
-            if code == CONFIGURATION_ERROR and not has_settled:
-                self._error = OpenWorldError(f"the {program.name} cannot start: {program.last_error()}")
-                return
+            if code == program.configuration_error and not has_settled:
+                raise OpenWorldError(f"{program.name} cannot start: {program.last_error()}")
             pause = backoff.next()
             log.error("%s %s: restart in %g s", program.name, result, pause)
             with suppress(TimeoutError):
@@ -166,24 +158,21 @@ class Supervisor:
         """The exit code, None if the program could not be started, and the result in words."""
         try:
             await program.start()
-        except (OSError, OpenWorldError) as error:
+        except OSError as error:
             return None, f"could not be started ({error})"
         if self._stopping.is_set():  # a signal that came during the start has not reached the program
             program.send(signal.SIGKILL if self._killed else signal.SIGTERM)
         code = await program.wait()
-        return code, f"ended with code {code}" if code >= 0 else f"was ended by {_signal_name(-code)}"
+        if code >= 0:
+            return code, f"ended with code {code}"
+        known = {number.value: number.name for number in signal.Signals}
+        return code, f"was ended by {known.get(-code, f'signal {-code}')}"
 
-    async def _stop(self, program: Program, keeper: asyncio.Task[None]) -> None:
+    async def _stop(self, program: Program) -> None:
+        keeper = self._keepers[program.name]
         program.send(signal.SIGTERM)
         await asyncio.wait({keeper}, timeout=self._grace)
         if not keeper.done():
             log.warning("%s has not ended after %g s: killing it", program.name, self._grace)
             program.send(signal.SIGKILL)
             await asyncio.wait({keeper})
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"  # real-time signals have no name

@@ -19,7 +19,7 @@ import pytest
 
 from openworld.up.supervisor import KILLED, SAME_SIGNAL_SECONDS, RestartPolicy, Supervisor
 from tests.support.paths import ROOT
-from tests.support.servers import wait_until
+from tests.support.waiting import wait_until
 
 DRIVER = """
 import asyncio, json, logging, os, signal, sys
@@ -188,7 +188,7 @@ print("error: A is wrong:\\nset it to 1", file=sys.stderr)
 sys.exit(2)
 """
     running = supervise({"redis": POLITE}, {"trainer": wrong})
-    assert running.end() == (2, "error: the trainer cannot start: A is wrong:\nset it to 1\n")
+    assert running.end() == (2, "error: trainer cannot start: A is wrong:\nset it to 1\n")
     assert running.log.read_text().count("here I am") == 1
     assert running.lines[-2:] == ["redis   | gone", "up      | stopped"]
 
@@ -231,6 +231,7 @@ class Fake:
 
     name: str
     story: list[str]
+    configuration_error: int = 2
     is_ready: bool = True
     problems: list[Exception] = field(default_factory=list)
     ended: asyncio.Event = field(default_factory=asyncio.Event)

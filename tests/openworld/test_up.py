@@ -20,9 +20,9 @@ import psutil
 import pytest
 import redis
 
-from openworld.up.embedded_redis import RedisServer
 from tasks.queue import connect
 from tests.support.paths import ROOT
+from tests.support.redis_servers import RedisServer
 from tests.support.servers import known_image, learned_folder, novel_image, wait_until
 from tests.support.settings import clean_environment, variables
 
@@ -174,7 +174,7 @@ def test_secrets_are_on_no_command_line_and_every_line_of_the_log_is_json(robot:
         assert "unix://" not in " ".join(robot.part(part).cmdline())
     wait_until(lambda: '"program": "server"' in robot.log.read_text())
     programs = {json.loads(line)["program"] for line in robot.log.read_text().splitlines()}
-    assert {"up", "server"} <= programs <= {"up", "server", "trainer"}
+    assert {"up", "server"} <= programs <= {"up", "redis", "server", "trainer"}
 
 
 def test_a_folder_has_one_service(robot: Running) -> None:
@@ -232,7 +232,7 @@ def test_a_port_in_use_is_told_before_anything_starts(tmp_path: Path, setting: s
 
 def test_what_only_a_part_can_know_to_be_wrong_stops_all_with_its_message(tmp_path: Path) -> None:
     message = refused(tmp_path, redis_url="nonsense://somewhere")
-    assert re.search(r"^error: the server cannot start: the address of Redis is wrong", message, re.MULTILINE)
+    assert re.search(r"^error: server cannot start: the address of Redis is wrong", message, re.MULTILINE)
 
 
 def test_a_wrong_setting_of_the_trainer_is_told_at_once(tmp_path: Path) -> None:

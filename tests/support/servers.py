@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -24,6 +24,7 @@ from tasks.images import ImageStore
 from tests.support.manifests import manifest_of
 from tests.support.settings import clean_environment, variables
 from tests.support.tiny_model import TinyImages, class_tasks, learn_tasks, tiny_backbone, tiny_settings
+from tests.support.waiting import wait_until
 from trainer.learning.learner import Learner
 from trainer.learning.tokens import TokenCache
 
@@ -112,13 +113,6 @@ def metric_value(text: str, name: str, **labels: str) -> float:
             if sample.name == name and sample.labels == labels:
                 return float(sample.value)
     return 0.0
-
-
-def wait_until(condition: Callable[[], object], seconds: float = 20) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, f"condition not met within {seconds:g} s"
-        time.sleep(0.02)
 
 
 @contextmanager

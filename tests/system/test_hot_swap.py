@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 from models.versions.store import VersionStore
-from openworld.up.embedded_redis import RedisServer
 from tasks.queue import announce, connect
+from tests.support.redis_servers import RedisServer
 from tests.support.servers import RunningServer, known_image, learned_folder, running_server, wait_until
 
 CLIENTS = 32

@@ -21,8 +21,8 @@ from schemathesis.core.result import Ok
 from schemathesis.specs.openapi import checks
 from schemathesis.specs.openapi.definitions import OPENAPI_31_VALIDATOR
 
-from openworld.up.embedded_redis import RedisServer
 from service.http import problems
+from tests.support.redis_servers import RedisServer
 from tests.support.servers import RunningServer, learned_folder, running_server
 
 METHODS = ("get", "put", "post", "patch", "delete")

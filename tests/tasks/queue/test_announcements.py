@@ -12,10 +12,9 @@ from pathlib import Path
 import pytest
 import redis
 
-from openworld.up.embedded_redis import RedisServer
 from tasks.queue import announcements, connect
 from tasks.queue.announcements import CONNECTED, announce, listen
-from tests.support.redis_servers import FEWER_SERVERS_AND_PROTOCOLS
+from tests.support.redis_servers import FEWER_SERVERS_AND_PROTOCOLS, RedisServer
 
 
 @pytest.fixture(scope="module", params=FEWER_SERVERS_AND_PROTOCOLS)

@@ -18,12 +18,11 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from openworld.up.embedded_redis import RedisServer
 from tasks.errors import LeaseLost, QueueUnavailable, WrongState
 from tasks.queue import ENDED, Lease, Task, TaskProgress, TaskState, connect
 from tasks.queue.queue import UNHELD, TaskQueue
 from tests.support.paths import ROOT
-from tests.support.redis_servers import REDIS_SERVERS, claim_next, client_of, expire_lease, make_task
+from tests.support.redis_servers import REDIS_SERVERS, RedisServer, claim_next, client_of, expire_lease, make_task
 
 EXAMPLES = 10  # thousands were run when this test was written
 
