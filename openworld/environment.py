@@ -46,25 +46,14 @@ RENAMED = {
     "BATCH": "TRAIN_BATCH_SIZE",
     "REDIS_SERVER": "UP_REDIS_SERVER",
 }
+RECIPE = """
+    GROW_WHEN_USED MIN_STEPS MOMENTUM WEIGHT_DECAY SPARSITY REPLAY BACK_UPDATE BACK_LEARNING_RATE BACK_BATCH BACK_DRAWN
+    HOLD_OUT
+"""
 DROPPED = {
     "PINNED_VERSIONS": "the server keeps 2 pinned versions",
     "DRIFT_MINIMUM": "it is a tenth of OPENWORLD_SERVE_DRIFT_WINDOW",
-    **dict.fromkeys(
-        (
-            "GROW_WHEN_USED",
-            "MIN_STEPS",
-            "MOMENTUM",
-            "WEIGHT_DECAY",
-            "SPARSITY",
-            "REPLAY",
-            "BACK_UPDATE",
-            "BACK_LEARNING_RATE",
-            "BACK_BATCH",
-            "BACK_DRAWN",
-            "HOLD_OUT",
-        ),
-        "it is part of `trainer.learning.settings.Recipe`",
-    ),
+    **dict.fromkeys(RECIPE.split(), "it is part of `trainer.learning.settings.Recipe`"),
 }
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from models.errors import OpenWorldError
@@ -45,21 +44,14 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-@dataclass
-class Counts:
-    """Answers for the test views of one class."""
-
-    correct: int = 0
-    novel: int = 0
-    wrong: list[str] = field(default_factory=list)
-
-    def text(self, taught: bool) -> str:
-        """In words; `novel` is the correct answer for a class that is not taught."""
-        total = self.correct + self.novel + len(self.wrong)
-        parts = [f"{tables.percent(self.correct / total)} correct"] if taught or self.correct else []
-        parts += [f"{tables.percent(self.novel / total)} novel"] if self.novel else []
-        parts += [f"{len(self.wrong)} as {', '.join(sorted(set(self.wrong)))}"] if self.wrong else []
-        return ", ".join(parts)
+def _result(name: str, labels: Sequence[str | None], taught: bool) -> str:
+    """The labels of one class's test views in words; None, for novel, is correct if the class is not taught."""
+    correct, novel = labels.count(name), labels.count(None)
+    wrong = [label for label in labels if label not in (name, None)]
+    parts = [f"{tables.percent(correct / len(labels))} correct"] if taught or correct else []
+    parts += [f"{tables.percent(novel / len(labels))} novel"] if novel else []
+    parts += [f"{len(wrong)} as {', '.join(sorted(set(map(str, wrong))))}"] if wrong else []
+    return ", ".join(parts)
 
 
 class Demo:
@@ -130,15 +122,8 @@ class Demo:
         """Ask for the test views of all classes, and print the result for `names`."""
         self._taught.update(names)
         for name in CLASSES:
-            counts, images = Counts(), views(name, TEST_VIEWS, FIRST_TEST_VIEW)
-            for label in self._labels(images, version):
-                if label is None:
-                    counts.novel += 1
-                elif label == name:
-                    counts.correct += 1
-                else:
-                    counts.wrong.append(label)
-            text = counts.text(taught=name in self._taught)
+            images = views(name, TEST_VIEWS, FIRST_TEST_VIEW)
+            text = _result(name, self._labels(images, version), name in self._taught)
             self._cells[name].append(text)
             if name in names:
                 self._print(f"  {name}: {text}")

@@ -29,31 +29,14 @@ examples:
   openworld learn animals/ --backbone deit_small_patch16_224 --weights deit.safetensors
 
 After an interruption or a kill, the same command continues from the last finished epoch. A learned batch is not learned
-again. Exit code 3: the gate rejected the new version, because it forgets too much; it is kept in the
-folder `rejected`. Settings without an option are environment variables: docs/settings.md.
+again. Exit code 3: the gate rejected the new version, because it forgets too much; it is kept in the folder `rejected`.
 """
 REJECTED = 3
 REQUIRED_PACKAGES = ("torch", "torchvision", "timm", "onnx", "onnxscript")
 
-# Option -> field of LearnerSettings; the other fields have an environment variable only.
-OPTIONS = {
-    "--backbone": "backbone",
-    "--weights": "backbone_weights",
-    "--adapted-blocks": "adapted_blocks",
-    "--bottleneck": "bottleneck",
-    "--epochs": "epochs",
-    "--learning-rate": "learning_rate",
-    "--batch": "batch_size",
-    "--views": "views",
-    "--memory": "replay_size",
-    "--rule": "rule",
-    "--accept": "accept",
-    "--gate-accuracy": "gate_accuracy",
-    "--gate-auc": "gate_auc",
-    "--seed": "seed",
-    "--device": "device",
-    "--threads": "threads",
-}
+SHORT_OPTIONS = {"backbone_weights": "--weights", "batch_size": "--batch", "replay_size": "--memory"}
+# Field of LearnerSettings -> its option.
+OPTIONS = {name: SHORT_OPTIONS.get(name, f"--{name.replace('_', '-')}") for name in LearnerSettings.variables()}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -62,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
     settings = parser.add_argument_group("settings")
-    for option, name in OPTIONS.items():
+    for name, option in OPTIONS.items():
         field = LearnerSettings.model_fields[name]
         choices = get_args(field.annotation) if get_origin(field.annotation) is Literal else None
         metavar = None if choices else {"backbone": "NAME", "backbone_weights": "FILE"}.get(name, "N")
@@ -77,8 +60,7 @@ def _help(field: FieldInfo, name: str) -> str:
 
 def run(arguments: argparse.Namespace) -> int:
     require_packages("train", *REQUIRED_PACKAGES)
-    given = {name: getattr(arguments, name) for name in OPTIONS.values()}
-    settings = settings_from(LearnerSettings, given, {name: option for option, name in OPTIONS.items()})
+    settings = settings_from(LearnerSettings, {name: getattr(arguments, name) for name in OPTIONS}, OPTIONS)
     store = VersionStore(arguments.data)
     parent = store.current_manifest()
     with (

@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -103,20 +104,12 @@ def _predict(arguments: argparse.Namespace, predictor: AnyPredictor, source: str
 
 def _answers(predictor: AnyPredictor, given: Sequence[Path]) -> Iterator[Result]:
     """In the order given; at most FILES_IN_MEMORY files are in memory."""
-    files: list[tuple[Path, bytes | str]] = []
-    for file in _files(given):
-        files.append(file)
-        if len(files) == FILES_IN_MEMORY:
-            yield from _answer(predictor, files)
-            files = []
-    yield from _answer(predictor, files)
-
-
-def _answer(predictor: AnyPredictor, files: Sequence[tuple[Path, bytes | str]]) -> Iterator[Result]:
-    answers = iter(predictor.predict([data for _, data in files if isinstance(data, bytes)]))
-    for path, data in files:
-        answer = data if isinstance(data, str) else next(answers)
-        yield path, answer if isinstance(answer, Answer) else str(answer)
+    unread = _files(given)
+    while files := list(islice(unread, FILES_IN_MEMORY)):
+        answers = iter(predictor.predict([data for _, data in files if isinstance(data, bytes)]))
+        for path, data in files:
+            answer = data if isinstance(data, str) else next(answers)
+            yield path, answer if isinstance(answer, Answer) else str(answer)
 
 
 def _files(given: Sequence[Path]) -> Iterator[tuple[Path, bytes | str]]:

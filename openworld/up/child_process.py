@@ -38,10 +38,6 @@ def die_with_parent(command: Sequence[str]) -> list[str]:
     return [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), *command]
 
 
-async def _ready_at_once() -> None:
-    return
-
-
 class ChildProcess:
     """A command line as a program of the supervisor. Start it on the main thread."""
 
@@ -53,7 +49,7 @@ class ChildProcess:
         command: Sequence[str],
         environment: Mapping[str, str],
         on_line: Callable[[str], None],
-        ready: Callable[[], Awaitable[None]] = _ready_at_once,
+        ready: Callable[[], Awaitable[None]] | None = None,
         pass_fds: Sequence[int] = (),
     ) -> None:
         self.name = name
@@ -85,7 +81,8 @@ class ChildProcess:
         self._reader = asyncio.create_task(self._read(read_end))
 
     async def ready(self) -> None:
-        await self._ready()
+        if self._ready is not None:
+            await self._ready()
 
     async def wait(self) -> int:
         assert self._process is not None
