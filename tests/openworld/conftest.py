@@ -55,16 +55,6 @@ def data(first: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def two_versions(data: Path) -> Path:
-    """A copy of `first` with a second version of the same tensors."""
-    store = VersionStore(data)
-    one = store.load(1)
-    manifest = one.manifest.model_copy(update={"parent": 1, "task_id": "second"})
-    assert store.publish(manifest, one.tensors, one.samples).version == 2
-    return data
-
-
-@pytest.fixture
 def run(capsys: pytest.CaptureFixture[str]) -> Any:
     """Run a command: (exit code, stdout, stderr)."""
 

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("environment")
 Run = Any
 
 
-def test_what_was_learned_is_recognised(first: Path, batches: SimpleNamespace, run: Run) -> None:
+def test_learned_classes_are_recognised(first: Path, batches: SimpleNamespace, run: Run) -> None:
     code, out, _ = run("predict", batches.first, "--data", first, "--json")
     answers = [json.loads(line) for line in out.splitlines()]
     assert code == 0
@@ -73,7 +73,7 @@ def test_the_same_batch_is_not_learned_twice(first: Path, batches: SimpleNamespa
     assert tree(first) == before
 
 
-def test_more_images_of_a_known_class_make_a_version_with_no_new_head(
+def test_more_images_of_a_known_class_make_a_version_without_a_new_head(
     data: Path, batches: SimpleNamespace, run: Run
 ) -> None:
     code, out, err = run("learn", batches.more_red, "--data", data, "--json")
@@ -86,12 +86,12 @@ def test_more_images_of_a_known_class_make_a_version_with_no_new_head(
 
 
 def counts_of(data: Path, version: int) -> list[int]:
-    """Images that each class of the first task was learned from."""
+    """Number of images per class of the first task."""
     counts: list[int] = VersionStore(data).load(version).tensors["task.0.gaussians.counts"].tolist()
     return counts
 
 
-def test_a_folder_that_grew_by_one_picture_counts_the_old_ones_once(
+def test_images_that_are_submitted_again_are_counted_once(
     data: Path, batches: SimpleNamespace, tmp_path: Path, run: Run
 ) -> None:
     grown = Path(shutil.copytree(batches.first, tmp_path / "grown"))
@@ -105,7 +105,7 @@ def test_a_folder_that_grew_by_one_picture_counts_the_old_ones_once(
     assert {name: len(keys) for name, keys in seen.items()} == {"green": 6, "red": 7}
 
 
-def test_a_part_of_what_was_learned_is_said_to_be_learned_already(
+def test_a_subset_of_a_learned_batch_is_refused_as_learned_already(
     first: Path, batches: SimpleNamespace, tmp_path: Path, run: Run
 ) -> None:
     before = tree(first)
@@ -126,10 +126,10 @@ def test_an_image_that_was_learned_under_another_label_is_refused(first: Path, t
     assert tree(first) == before
 
 
-def test_a_second_task_follows_the_rule_that_it_is_given(
+def test_a_second_task_uses_the_given_rule(
     data: Path, batches: SimpleNamespace, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("OPENWORLD_TRAIN_ADAPTED_BLOCKS", "")  # empty is as good as unset
+    monkeypatch.setenv("OPENWORLD_TRAIN_ADAPTED_BLOCKS", "")  # an empty variable counts as unset
     code, _, err = run("learn", batches.second, "--data", data, "--rule", "paper", "--gate-auc", "1")
     assert code == 0, err
     store = VersionStore(data)
@@ -139,7 +139,7 @@ def test_a_second_task_follows_the_rule_that_it_is_given(
     assert store.manifest(2).settings["adapted_blocks"] is None
 
 
-def test_two_runs_give_the_same_bytes(
+def test_two_runs_give_identical_files(
     first: Path, batches: SimpleNamespace, tmp_path: Path, run: Run, no_export: None
 ) -> None:
     assert run("learn", batches.first, "--data", tmp_path)[0] == 0
@@ -148,7 +148,9 @@ def test_two_runs_give_the_same_bytes(
         assert (tmp_path / place).read_bytes() == (first / place).read_bytes()
 
 
-def test_a_rejected_version_is_kept_aside_and_exits_with_3(data: Path, batches: SimpleNamespace, run: Run) -> None:
+def test_a_rejected_version_is_kept_apart_and_the_exit_code_is_3(
+    data: Path, batches: SimpleNamespace, run: Run
+) -> None:
     code, out, err = run("learn", batches.confused, "--data", data, "--gate-accuracy", "0", "--gate-auc", "0")
     assert code == 3
     assert "none: rejected" in out
@@ -164,7 +166,7 @@ def test_a_rejected_version_is_kept_aside_and_exits_with_3(data: Path, batches: 
     assert "rejected" in out
     assert "crimson, scarlet" in out
 
-    # With larger margins it is judged again, not trained again.
+    # With larger margins the gate runs again, without another training.
     code, out, err = run("learn", batches.confused, "--data", data, "--gate-accuracy", "1", "--gate-auc", "1")
     assert code == 0, err
     assert "version 2 is current" in out

@@ -30,7 +30,9 @@ def bad_batch(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_bad_batch_is_refused_with_every_problem_and_changes_nothing(first: Path, bad_batch: Path, run: Run) -> None:
+def test_a_bad_batch_is_refused_with_all_its_problems_and_changes_nothing(
+    first: Path, bad_batch: Path, run: Run
+) -> None:
     before = tree(first)
     code, _, err = run("learn", bad_batch, "--data", first)
     assert code == 2
@@ -44,7 +46,7 @@ def test_a_bad_batch_is_refused_with_every_problem_and_changes_nothing(first: Pa
     assert tree(first) == before
 
 
-def test_a_bad_batch_does_not_make_a_data_folder(bad_batch: Path, tmp_path: Path, run: Run) -> None:
+def test_a_bad_batch_creates_no_data_folder(bad_batch: Path, tmp_path: Path, run: Run) -> None:
     code, _, err = run("learn", bad_batch, "--data", tmp_path / "a" / "b")
     assert code == 2
     assert "problems" in err
@@ -55,7 +57,7 @@ def test_a_bad_batch_does_not_make_a_data_folder(bad_batch: Path, tmp_path: Path
     assert not (tmp_path / "a").exists()
 
 
-def test_more_classes_than_the_memory_holds_are_refused_before_the_training(
+def test_more_classes_than_the_replay_memory_holds_are_refused_before_training(
     first: Path, batches: SimpleNamespace, run: Run
 ) -> None:
     before = tree(first)
@@ -73,7 +75,7 @@ def test_another_backbone_than_the_recorded_one_is_refused(first: Path, batches:
     assert tree(first) == before
 
 
-def test_an_unknown_backbone_does_not_make_a_data_folder(batches: SimpleNamespace, tmp_path: Path, run: Run) -> None:
+def test_an_unknown_backbone_creates_no_data_folder(batches: SimpleNamespace, tmp_path: Path, run: Run) -> None:
     code, _, err = run("learn", batches.first, "--data", tmp_path / "a" / "b", "--backbone", "no_such_model")
     assert code == 2
     assert "no_such_model" in err
@@ -92,7 +94,7 @@ def test_an_invalid_setting_is_named_by_its_option_or_its_variable(
     assert not (tmp_path / "data").exists()
 
 
-def test_learning_without_torch_says_what_to_install(
+def test_learning_without_torch_names_the_extra_to_install(
     batches: SimpleNamespace, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
@@ -119,7 +121,7 @@ def full(*arguments: object, **options: object) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def test_too_little_space_is_said_before_anything_is_written(
+def test_too_little_disk_space_is_reported_before_anything_is_written(
     first: Path, batches: SimpleNamespace, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1_000_000))
@@ -133,7 +135,7 @@ def test_too_little_space_is_said_before_anything_is_written(
     assert not (tmp_path / "a").exists()
 
 
-def test_a_disk_that_fills_up_while_images_are_stored_leaves_nothing_behind(
+def test_a_disk_that_fills_up_while_images_are_stored_leaves_no_files(
     first: Path, batches: SimpleNamespace, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     room = {first: 15, tmp_path / "a" / "b": 3}  # images; the first has 12
@@ -154,7 +156,7 @@ def test_a_disk_that_fills_up_while_images_are_stored_leaves_nothing_behind(
     assert not (tmp_path / "a").exists()
 
 
-def test_a_disk_that_is_full_at_the_end_keeps_the_current_version_and_the_epochs(
+def test_a_disk_that_is_full_at_publication_keeps_the_current_version_and_the_epochs(
     data: Path, batches: SimpleNamespace, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = tree(data)
@@ -170,10 +172,10 @@ def test_a_disk_that_is_full_at_the_end_keeps_the_current_version_and_the_epochs
     assert "task 2: epoch" not in err, "it was trained again"
 
 
-def test_work_that_was_given_up_is_swept_when_a_version_is_published(
+def test_abandoned_checkpoints_are_removed_when_a_version_is_published(
     data: Path, batches: SimpleNamespace, run: Run
 ) -> None:
-    (data / "work" / "given up").mkdir()
-    (data / "work" / "given up" / "task 2").write_bytes(b"epochs")
+    (data / "work" / "abandoned").mkdir()
+    (data / "work" / "abandoned" / "task 2").write_bytes(b"epochs")
     assert run("learn", batches.more_red, "--data", data)[0] == 0
     assert [path.name for path in (data / "work").iterdir()] == [".lock"]

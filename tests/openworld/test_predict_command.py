@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("environment")
 Run = Any
 
 
-def test_a_file_that_cannot_be_read_fails_alone(
+def test_an_unreadable_file_does_not_affect_the_others(
     first: Path, batches: SimpleNamespace, tmp_path: Path, run: Run
 ) -> None:
     (tmp_path / "notes.txt").write_text("hello")
@@ -35,7 +35,9 @@ def test_a_file_that_cannot_be_read_fails_alone(
     assert "No such file" in out
 
 
-def test_a_name_is_never_read_as_markup(first: Path, batches: SimpleNamespace, tmp_path: Path, run: Run) -> None:
+def test_a_file_name_is_never_interpreted_as_markup(
+    first: Path, batches: SimpleNamespace, tmp_path: Path, run: Run
+) -> None:
     path = tmp_path / "[bold]a[red].jpg"
     shutil.copy(batches.first / "red" / "0.jpg", path)
     code, out, _ = run("predict", path, "--data", first)
@@ -43,13 +45,13 @@ def test_a_name_is_never_read_as_markup(first: Path, batches: SimpleNamespace, t
     assert "[bold]a[red].jpg" in out
 
 
-def test_an_absent_version_is_refused_with_those_there_are(first: Path, batches: SimpleNamespace, run: Run) -> None:
+def test_a_missing_version_is_refused(first: Path, batches: SimpleNamespace, run: Run) -> None:
     code, _, err = run("predict", batches.first, "--data", first, "--version", "9")
     assert code == 2
     assert "there is no version 9" in err
 
 
-def test_where_nothing_is_learned_the_commands_say_how_to_start(tmp_path: Path, run: Run) -> None:
+def test_commands_on_an_empty_folder_say_how_to_start(tmp_path: Path, run: Run) -> None:
     code, out, _ = run("versions", "--data", tmp_path / "data")
     assert code == 0
     assert "openworld learn FOLDER --data" in out
@@ -59,7 +61,7 @@ def test_where_nothing_is_learned_the_commands_say_how_to_start(tmp_path: Path, 
     assert not (tmp_path / "data").exists()
 
 
-def test_help_predict_and_versions_do_without_torch(first: Path, batches: SimpleNamespace) -> None:
+def test_help_predict_and_versions_need_no_torch(first: Path, batches: SimpleNamespace) -> None:
     program = """
 import sys
 sys.modules["torch"] = sys.modules["timm"] = None

@@ -1,4 +1,4 @@
-"""`openworld up`: one command, an answer within seconds, and whatever is killed comes back."""
+"""`openworld up` starts the service within seconds, and restarts every process that is killed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def command(data: str | Path, port: int = 0) -> list[str]:
 
 
 def refused(data: Path, port: int = 0, **settings: object) -> str:
-    """Why it does not start."""
+    """The error message of an `up` that does not start."""
     done = subprocess.run(
         command(data, port), env=environment(**settings), capture_output=True, text=True, timeout=60, check=False
     )
@@ -49,7 +49,7 @@ def refused(data: Path, port: int = 0, **settings: object) -> str:
 
 
 class Running:
-    """`openworld up` in a process of its own."""
+    """`openworld up` in its own process."""
 
     def __init__(self, process: subprocess.Popen[bytes], out: Path, log: Path) -> None:
         self.process, self.out, self.log = process, out, log
@@ -74,7 +74,7 @@ class Running:
         return psutil.Process(self.pid_of(name))
 
     def kill(self, name: str) -> None:
-        """Without a chance to do anything, and return when there is another one in its place."""
+        """Kill a child and wait for its replacement."""
         before = self.part(name).pid
         os.kill(before, signal.SIGKILL)
         wait_until(lambda: self.pid_of(name) not in (None, before))
@@ -110,7 +110,7 @@ class Running:
             return any(one["cmd"] == "xread" for one in client.client_list())
 
     def end(self, how: int = signal.SIGINT) -> int:
-        """Its exit code; nothing that it started is left."""
+        """Send a signal and return the exit code; no child is left."""
         family = psutil.Process(self.process.pid).children(recursive=True)
         self.process.send_signal(how)
         code = self.process.wait(30)
@@ -134,26 +134,26 @@ def up(data: str | Path, outputs: Path, cwd: Path | None = None, **settings: obj
 
 @pytest.fixture(scope="module")
 def robot(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """On a folder with versions, with spaces in its path, which is too long for a socket."""
+    """`up` on a folder with versions, whose path has spaces and is too long for a socket."""
     root = tmp_path_factory.mktemp("up")
     with up(learned_folder(root / f"my robot's {'long ' * 20}folder"), root / "outputs") as running:
         yield running
         assert running.end(signal.SIGTERM) == 0
 
 
-def test_it_answers_with_what_was_learned_and_says_so(robot: Running) -> None:
+def test_it_serves_the_current_version_and_prints_it(robot: Running) -> None:
     assert robot.predict(known_image("class 0"))["label"] == "class 0"
     assert robot.predict(novel_image(1))["version"] == 3
     assert "3, with 5 classes" in robot.out.read_text()
 
 
-def test_a_killed_server_comes_back_where_it_was(robot: Running) -> None:
+def test_a_killed_server_is_restarted_at_its_address(robot: Running) -> None:
     robot.kill("serve")
     wait_until(robot.answers, 30)
     assert robot.predict(known_image("class 0"))["label"] == "class 0"
 
 
-def test_a_killed_redis_comes_back_at_its_address_with_what_it_had(robot: Running) -> None:
+def test_a_killed_redis_is_restarted_at_its_address_with_its_data(robot: Running) -> None:
     robot.redis("SET", "kept", "yes")
     url = robot.redis_url
     robot.kill("redis")
@@ -162,14 +162,14 @@ def test_a_killed_redis_comes_back_at_its_address_with_what_it_had(robot: Runnin
     assert robot.redis("GET", "kept") == "yes"
 
 
-def test_a_killed_trainer_comes_back_to_the_queue(robot: Running) -> None:
+def test_a_killed_trainer_is_restarted(robot: Running) -> None:
     wait_until(robot.trainer_waits_for_work, 60)
     robot.kill("train")
-    wait_until(lambda: not robot.trainer_waits_for_work())  # PyTorch takes its time
+    wait_until(lambda: not robot.trainer_waits_for_work())  # loading PyTorch takes seconds
     wait_until(robot.trainer_waits_for_work, 60)
 
 
-def test_secrets_are_on_no_command_line_and_every_line_of_the_log_is_json(robot: Running) -> None:
+def test_no_secret_is_on_a_command_line_and_every_log_line_is_json(robot: Running) -> None:
     for part in PARTS:
         assert "unix://" not in " ".join(robot.part(part).cmdline())
     wait_until(lambda: '"program": "server"' in robot.log.read_text())
@@ -177,7 +177,7 @@ def test_secrets_are_on_no_command_line_and_every_line_of_the_log_is_json(robot:
     assert {"up", "server"} <= programs <= {"up", "redis", "server", "trainer"}
 
 
-def test_a_folder_has_one_service(robot: Running) -> None:
+def test_a_folder_has_one_up(robot: Running) -> None:
     data = Path(robot.part("serve").cmdline()[-5])
     message = refused(data)
     assert message == (
@@ -187,15 +187,15 @@ def test_a_folder_has_one_service(robot: Running) -> None:
     assert robot.answers()
 
 
-def test_an_empty_folder_answers_within_seconds_and_again_after_ctrl_c_and_after_a_kill(tmp_path: Path) -> None:
+def test_an_empty_folder_is_served_within_seconds_and_again_after_ctrl_c_and_after_a_kill(tmp_path: Path) -> None:
     started = time.monotonic()
     with up("new robot", tmp_path / "outputs", cwd=tmp_path) as running:
         answer = running.predict(novel_image(1))
-        assert time.monotonic() - started < 20  # 2 seconds on a machine with nothing else to do
+        assert time.monotonic() - started < 20  # 2 seconds on an idle machine
         assert (answer["novel"], answer["version"]) == (True, 0)
-        told = running.out.read_text()
-        assert f"openworld teach FOLDER --url {running.url}" in told
-        assert str(tmp_path / "new robot") in told
+        printed = running.out.read_text()
+        assert f"openworld teach FOLDER --url {running.url}" in printed
+        assert str(tmp_path / "new robot") in printed
         assert httpx.get(f"{running.url}/docs").status_code == 200
         running.redis("SET", "kept", "yes")
         assert running.end(signal.SIGINT) == 0
@@ -207,7 +207,7 @@ def test_an_empty_folder_answers_within_seconds_and_again_after_ctrl_c_and_after
         assert running.predict(novel_image(1))["novel"]
 
 
-def test_a_redis_of_ones_own_is_used_and_left_running(tmp_path: Path) -> None:
+def test_an_own_redis_is_used_and_left_running(tmp_path: Path) -> None:
     with RedisServer(tmp_path / "own") as own:
         with up(tmp_path / "robot", tmp_path / "outputs", redis_url=own.url) as running:
             assert running.redis_url == own.url
@@ -218,7 +218,7 @@ def test_a_redis_of_ones_own_is_used_and_left_running(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("setting", "remedy"), [("port", "--port"), ("metrics_port", "OPENWORLD_TRAIN_METRICS_PORT")])
-def test_a_port_in_use_is_told_before_anything_starts(tmp_path: Path, setting: str, remedy: str) -> None:
+def test_a_port_in_use_is_reported_before_anything_starts(tmp_path: Path, setting: str, remedy: str) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -230,11 +230,11 @@ def test_a_port_in_use_is_told_before_anything_starts(tmp_path: Path, setting: s
     assert not (tmp_path / "redis").exists()
 
 
-def test_what_only_a_part_can_know_to_be_wrong_stops_all_with_its_message(tmp_path: Path) -> None:
+def test_a_configuration_error_of_a_child_stops_all_with_its_message(tmp_path: Path) -> None:
     message = refused(tmp_path, redis_url="nonsense://somewhere")
     assert re.search(r"^error: server cannot start: the address of Redis is wrong", message, re.MULTILINE)
 
 
-def test_a_wrong_setting_of_the_trainer_is_told_at_once(tmp_path: Path) -> None:
+def test_a_wrong_setting_of_the_trainer_is_reported_at_once(tmp_path: Path) -> None:
     assert refused(tmp_path, epochs=0).startswith("error: OPENWORLD_TRAIN_EPOCHS: ")
     assert not list(tmp_path.iterdir())

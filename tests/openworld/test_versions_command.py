@@ -25,7 +25,7 @@ Run = Any
 
 @pytest.fixture
 def two_versions(data: Path) -> Path:
-    """As after a second task, which here has learned nothing."""
+    """A copy of `first` with a second version of the same tensors."""
     store = VersionStore(data)
     one = store.load(1)
     manifest = one.manifest.model_copy(update={"parent": 1, "task_id": "second"})
@@ -33,9 +33,7 @@ def two_versions(data: Path) -> Path:
     return data
 
 
-def test_an_operator_rolls_back_and_forward_from_the_command_line(
-    two_versions: Path, batches: SimpleNamespace, run: Run
-) -> None:
+def test_a_version_of_a_folder_is_activated(two_versions: Path, batches: SimpleNamespace, run: Run) -> None:
     code, out, _ = run("versions", "--data", two_versions, "--activate", "1")
     assert code == 0
     assert re.search(r"current │ +1 │", out)
@@ -52,7 +50,7 @@ def test_an_operator_rolls_back_and_forward_from_the_command_line(
 
 
 @pytest.mark.parametrize("number", ["9", "0", "-1"])
-def test_rolling_back_to_a_version_that_is_not_there_changes_nothing(
+def test_activating_a_missing_version_changes_nothing(
     two_versions: Path, tmp_path: Path, run: Run, number: str
 ) -> None:
     before = tree(two_versions)
@@ -64,9 +62,7 @@ def test_rolling_back_to_a_version_that_is_not_there_changes_nothing(
     assert not (tmp_path / "nothing").exists()
 
 
-def test_a_damaged_version_is_not_rolled_back_to_and_a_damaged_current_is_repaired(
-    two_versions: Path, run: Run
-) -> None:
+def test_a_damaged_version_is_not_activated_and_a_damaged_CURRENT_is_repaired(two_versions: Path, run: Run) -> None:
     (two_versions / "versions/000002/samples.json").write_text("{}")
     (two_versions / "CURRENT").write_text("?")
     code, _, err = run("versions", "--data", two_versions, "--activate", "2")
