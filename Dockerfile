@@ -5,17 +5,17 @@
 #
 # BuildKit is needed for the mounts: it is the default since Docker 23.
 
-# A mirror of this image, or another with Debian's tools and Python 3.11 or newer.
+# This image, a mirror of it, or another one with Debian's tools and Python 3.11 or newer.
 ARG BASE=python:3.11-slim-bookworm
 
 FROM ${BASE} AS build
-# For a mirror, or for an index with CPU wheels of PyTorch. No credentials: an image's history tells its arguments.
+# A mirror, or an index with CPU wheels of PyTorch. No credentials: build arguments are in the history of an image.
 ARG PIP_INDEX_URL
 ARG PIP_EXTRA_INDEX_URL
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1
 WORKDIR /build
 COPY pyproject.toml ./
-# The dependencies apart from our code: gigabytes that are installed again only when this list changes.
+# Dependencies in their own layer: several gigabytes, installed again only when this list changes.
 RUN for extra in serve train; do \
         python -c "import sys, tomllib; project = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
             extras = project['optional-dependencies']; \
@@ -34,8 +34,8 @@ RUN --mount=type=cache,target=/root/.cache/pip pip wheel --no-deps --wheel-dir w
 FROM ${BASE} AS base
 ARG PIP_INDEX_URL
 ARG PIP_EXTRA_INDEX_URL
-# Python's files belong to root and are compiled when they are installed: there is nothing to write at run time.
-# ONNX Runtime reports its use to its makers unless told not to (its Privacy.md); a robot's server talks to nobody.
+# Python files belong to root and are compiled at installation: nothing is written at run time.
+# ONNX Runtime sends telemetry unless ORT_DISABLE_TELEMETRY is set (its Privacy.md).
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 \
     PIP_ROOT_USER_ACTION=ignore \
     PYTHONDONTWRITEBYTECODE=1 \
@@ -44,7 +44,7 @@ ENV PIP_DISABLE_PIP_VERSION_CHECK=1 \
     OPENWORLD_DATA=/data
 LABEL org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.vendor="The openworld authors"
-# A fixed number, so that a volume made by one image can be written by the other, and by the next version of both.
+# A fixed user id: server and trainer, also of the next release, can write to the same volume.
 RUN groupadd --gid 10001 openworld \
     && useradd --uid 10001 --gid openworld --create-home --shell /usr/sbin/nologin openworld \
     && install --directory --owner=openworld --group=openworld /data
@@ -56,7 +56,7 @@ ENTRYPOINT ["openworld"]
 FROM base AS server
 LABEL org.opencontainers.image.title="openworld server" \
       org.opencontainers.image.description="Answers POST /predict: a learned class, or novel"
-# ONNX Runtime's CUDA libraries as wheels, see docker-compose.gpu.yml; without them it computes on the CPU.
+# CUDA libraries of ONNX Runtime as wheels, see docker-compose.gpu.yml; without them it uses the CPU.
 ARG CUDA_LIBRARIES=""
 COPY --from=build /build/serve.txt /opt/openworld/requirements.txt
 RUN --mount=type=cache,target=/root/.cache/pip \
@@ -64,23 +64,23 @@ RUN --mount=type=cache,target=/root/.cache/pip \
     && pip install -r /opt/openworld/requirements.txt
 RUN --mount=type=cache,target=/root/.cache/pip --mount=type=bind,from=build,source=/build/wheels,target=/wheels \
     pip install "$(echo /wheels/*.whl)[serve]" && pip check
-# The port is set here and not in CMD because the health check has to know it, too.
+# Set here, not in CMD: the health check needs it as well.
 ENV OPENWORLD_PORT=8000
 EXPOSE 8000
 USER 10001:10001
-# Not ready is no reason to be restarted, so /livez. And not urllib, which might ask a proxy.
+# /livez: a server that is not ready must not be restarted. http.client: urllib might use a proxy.
 HEALTHCHECK --interval=15s --timeout=5s --start-period=60s --retries=3 \
     CMD ["python", "-I", "-c", "import http.client, os, sys; \
         server = http.client.HTTPConnection('127.0.0.1', int(os.environ['OPENWORLD_PORT']), timeout=4); \
         server.request('GET', '/livez'); \
         sys.exit(server.getresponse().status != 200)"]
-# Refused without OPENWORLD_KEYS: an address that others can reach needs keys.
+# Needs OPENWORLD_KEYS: the server refuses to listen on other addresses than loopback without keys.
 CMD ["serve", "--host", "0.0.0.0"]
 
 FROM base AS trainer
 LABEL org.opencontainers.image.title="openworld trainer" \
       org.opencontainers.image.description="Learns submitted tasks one after the other and publishes versions"
-# PyTorch brings most of them, but not all that ONNX Runtime wants.
+# PyTorch installs most of them, but not all that ONNX Runtime needs.
 ARG CUDA_LIBRARIES=""
 COPY --from=build /build/train.txt /opt/openworld/requirements.txt
 RUN --mount=type=cache,target=/root/.cache/pip \

@@ -1,6 +1,6 @@
 .DEFAULT_GOAL := help
 .PHONY: help test check lint types imports system run demo docs format
-# A recipe that fails must not leave a target that looks finished.
+# Remove the target of a recipe that fails.
 .DELETE_ON_ERROR:
 
 VENV := .venv
@@ -38,7 +38,7 @@ system: ## install Debian's chromium and prometheus for the tests, where that is
 run: $(RUN) ## start everything on this machine: server, trainer and queue (Ctrl-C stops it)
 	$(BIN)/openworld up
 
-demo: $(DEMO) ## with the service running: teach it, show it something new, label that, and see what it knows
+demo: $(DEMO) ## run the whole loop on the running service: teach, detect novel images, label them
 	$(BIN)/openworld demo
 
 docs: $(DEV) ## write the generated parts of docs/ anew
