@@ -10,7 +10,7 @@ RUN := $(VENV)/.installed-all
 DEMO := $(VENV)/.installed-demo
 DEV := $(VENV)/.installed-dev
 
-# The first interpreter that is new enough; only looked for when .venv has to be created.
+# The first interpreter that is new enough; evaluated only when .venv has to be created.
 PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13 python3.14; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && { echo $$p; break; }; done)
 
@@ -32,7 +32,7 @@ types: $(DEV)
 imports: $(DEV)
 	$(BIN)/lint-imports
 
-system: ## install Debian's chromium and prometheus for the tests, where that is allowed
+system: ## install Debian's chromium and prometheus for the tests, (as root on Debian)
 	@sh tests/support/install_tools.sh
 
 run: $(RUN) ## start everything on this machine: server, trainer and queue (Ctrl-C stops it)
@@ -41,11 +41,11 @@ run: $(RUN) ## start everything on this machine: server, trainer and queue (Ctrl
 demo: $(DEMO) ## run the whole loop on the running service: teach, detect novel images, label them
 	$(BIN)/openworld demo
 
-docs: $(DEV) ## write the generated parts of docs/ anew
+docs: $(DEV) ## regenerate the generated parts of docs/
 	$(BIN)/python docs/generate.py
 	$(BIN)/python docs/package_graph.py
 
-format: $(DEV) ## format the code and fix what can be fixed
+format: $(DEV) ## format the code and apply automatic fixes
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 

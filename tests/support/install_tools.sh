@@ -1,14 +1,14 @@
 #!/bin/sh
-# `make system`: a real browser and a real Prometheus for the tests that need one, from Debian's packages.
-# Never fails, for without them those tests are skipped and say so. Silent when everything is there.
+# `make system`: install a browser and Prometheus from Debian's packages, for the tests that need them.
+# Never fails: without them these tests are skipped, with a message. Silent when nothing is missing.
 set -u
 
-missing() { # the packages whose commands are not there
+missing() { # prints the packages whose commands are missing
     command -v chromium >/dev/null || printf 'chromium '
     { command -v prometheus && command -v promtool; } >/dev/null || printf 'prometheus '
 }
 
-# Packages start their services when they are installed. The tests want the programs only.
+# Packages start their services when they are installed. The tests need only the programs.
 policy=${POLICY_RC_D:-/usr/sbin/policy-rc.d}
 forbid_services() {
     [ -e "$policy" ] && return
@@ -24,7 +24,7 @@ if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
     echo "installing for the tests: $packages"
     forbid_services
     export DEBIAN_FRONTEND=noninteractive
-    # Offline it should be known soon, and next to another apt-get it is worth waiting.
+    # Fail fast when offline; wait while another apt-get holds the lock.
     apt="apt-get -qq -o Acquire::Retries=1 -o Acquire::http::Timeout=20 -o Acquire::https::Timeout=20 -o DPkg::Lock::Timeout=120"
     # shellcheck disable=SC2086  # both are lists
     $apt update >/dev/null 2>&1
@@ -35,7 +35,7 @@ fi
 
 packages=$(missing)
 if [ -n "$packages" ]; then
-    echo "not installed: ${packages% }. The tests that need it are skipped; on Debian this would help:"
+    echo "not installed: ${packages% }. The tests that need it are skipped. To install it on Debian:"
     echo "    sudo apt-get update && sudo apt-get install -y --no-install-recommends ${packages% }"
 fi
 exit 0
