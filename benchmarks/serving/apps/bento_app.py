@@ -1,6 +1,6 @@
-"""The BentoML peer, with adaptive batching. Its batches are made of lists, so the image comes as a file of a form.
+"""The BentoML peer, with adaptive batching. BentoML batches lists, so each image is sent as a form file.
 
-Of the two types that BentoML has for that, `PIL.Image` stays in memory; `Path` would write every image to the disk.
+It supports two types for such a file: `PIL.Image` stays in memory, `Path` would write every image to disk.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Bento:
 
 
 def _bytes(image: Any) -> bytes:
-    """What was sent: the image has been opened, but not yet decoded, and our reader wants it from the beginning."""
+    """Return the bytes that were sent. BentoML has opened the image, but not decoded it."""
     image.fp.seek(0)
     data: bytes = image.fp.read()
     return data

@@ -1,6 +1,6 @@
 """The LitServe peer. No `from __future__ import annotations`: LitServe reads the annotation of `decode_request`.
 
-The image is the request's body, as with us: a form or base64 in JSON, as in most examples, would cost it more.
+The image is the request's body, as in the service: a form, or base64 in JSON as in most examples, would be slower.
 """
 
 from typing import Annotated, Any
@@ -19,7 +19,7 @@ class Api(litserve.LitAPI):  # type: ignore[misc]
         return request
 
     def predict(self, images: Any) -> Any:
-        if isinstance(images, bytes):  # without batching it is one, and so is the answer
+        if isinstance(images, bytes):  # without batching: one image, one answer
             return self.recogniser.answers([images])[0]
         return self.recogniser.answers(images)
 

@@ -1,6 +1,6 @@
-"""What the peers that do not bring their own model get: ours, on ONNX Runtime, with our image reader and answers.
+"""The model of the peers: that of the service on ONNX Runtime, with the same image reader and answers.
 
-Only the layer around it differs from the service's, which is generous to them: it is the part that costs most.
+Only the serving layer differs. This favours the peers, because the model takes most of the time.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from models.inference.predictor import Predictor
 
 @dataclass(frozen=True)
 class PeerSettings:
-    """How a peer is set up, from the environment, for its workers are processes that others start."""
+    """Settings of a peer. They come from the environment, because the framework starts the worker processes."""
 
     data: Path
     port: int
     workers: int  # processes that compute
-    threads: int  # of ONNX Runtime in each of them
+    threads: int  # of ONNX Runtime in each process
     batch: int
-    wait_ms: float  # that a batch may wait to be filled
+    wait_ms: float  # longest time that a batch waits for more images
 
     @classmethod
     def read(cls) -> PeerSettings:
@@ -44,11 +44,11 @@ class PeerSettings:
 
 
 class Recogniser:
-    """Bytes to answers, a batch at a time."""
+    """Answers a batch of encoded images."""
 
     def __init__(self, settings: PeerSettings) -> None:
         self._predictor = Predictor.open(settings.data, threads=settings.threads)
-        # A worker with one thread has a core to itself and would gain nothing; one with several would leave them idle.
+        # Decode in parallel if the worker has several cores; they would be idle during decoding otherwise.
         self._decoders = ThreadPoolExecutor(settings.threads) if settings.threads > 1 else None
         self._warm(settings.batch)
 
@@ -58,7 +58,7 @@ class Recogniser:
         return [scored.answer.to_dict() for scored in self._predictor.score(pixels)]
 
     def _warm(self, batch: int) -> None:
-        """As the service does: the first pass of a size allocates."""
+        """Run once per batch size, as the service does: the first run of a size allocates memory."""
         crop = self._predictor.preprocessing.crop
         for size in (1, batch):
             self._predictor.score([np.zeros((3, crop, crop), np.float32)] * size)

@@ -1,7 +1,7 @@
-"""The way most people do it: FastAPI, a torch model, one image a request.
+"""The common way to serve a model: FastAPI with a torch model, one image per request.
 
-The same weights, image reader and rules as the service, so the same answers. `SERVING_HANDLER` says which of the two
-usual handlers it has: `async def`, which computes on the event loop, or `def`, which FastAPI runs in its threads.
+Weights, image reader and rules are those of the service, so the answers are the same. `SERVING_HANDLER` selects the
+handler: `async def`, which computes on the event loop, or `def`, which FastAPI runs in its thread pool.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from models.versions.store import VersionStore
 
 
 class TorchRecogniser:
-    """One image at a time."""
+    """Answers one image at a time."""
 
     def __init__(self, data: Path) -> None:
         self._model, self._preprocessing = read_model(VersionStore(data).load())
