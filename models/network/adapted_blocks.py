@@ -118,7 +118,7 @@ def adapter(a: Tensor, task: TaskTensors, index: int, masks: Masks | None) -> Te
     return a + (out if masks is None else masks.m2[index] * out)
 
 
-def fold(task: TaskTensors, m1: Tensor, m2: Tensor) -> TaskTensors:
+def apply_masks(task: TaskTensors, m1: Tensor, m2: Tensor) -> TaskTensors:
     """The tensors of a learned task: hard masks multiplied in, unused units removed.
 
     They are a copy, so changes of the shared adapters by later tasks do not change the task's features in any bit. All

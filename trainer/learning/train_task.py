@@ -16,7 +16,7 @@ from torch import Tensor
 
 from models.inference.model import Adapters, Head, SharedAdapters
 from models.network import hat
-from models.network.adapted_blocks import Masks, TaskTensors, fold
+from models.network.adapted_blocks import Masks, TaskTensors, apply_masks
 from models.network.backbone import Backbone
 from trainer.learning.checkpoint import Checkpoint, Tensors
 from trainer.learning.progress import Progress
@@ -190,7 +190,7 @@ class _TaskNetwork:
         """Fold the hard masks into the task's tensors and add them to the cumulative masks."""
         values = {key: value.detach().cpu() for key, value in self.parameters.items()}
         m1, m2 = hat.hard_mask(values["e1"]), hat.hard_mask(values["e2"])
-        tensors = fold(TaskTensors(*(tensor.detach().cpu() for tensor in self.tensors)), m1, m2)
+        tensors = apply_masks(TaskTensors(*(tensor.detach().cpu() for tensor in self.tensors)), m1, m2)
         adapters = Adapters(**{part: values[part].numpy() for part in ADAPTER_TENSORS})
         used1, used2 = torch.maximum(self.used1.cpu(), m1), torch.maximum(self.used2.cpu(), m2)
         head = Head(values["head_w"].numpy(), values["head_b"].numpy())

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from models.network import hat
-from models.network.adapted_blocks import Masks, TaskTensors, adapter, fold
+from models.network.adapted_blocks import Masks, TaskTensors, adapter, apply_masks
 
 quick = settings(max_examples=50, deadline=None)
 seeds = st.integers(0, 2**32 - 1)
@@ -138,7 +138,7 @@ def test_a_folded_task_equals_its_masked_adapters(seed: int, adapters: int, bott
     task = random_task(rng, adapters, bottleneck, d)
     m1 = torch.from_numpy((rng.random((adapters, bottleneck)) < p).astype(np.float64))
     m2 = torch.from_numpy((rng.random((adapters, d)) < p).astype(np.float64))
-    folded = fold(task, m1, m2)
+    folded = apply_masks(task, m1, m2)
     assert folded.w1.shape == (adapters, max(1, int(m1.sum(1).max())), d)
     x = torch.from_numpy(rng.normal(size=(5, d)))
     for index in range(adapters):
@@ -150,7 +150,7 @@ def test_a_folded_task_equals_its_masked_adapters(seed: int, adapters: int, bott
 
 def test_a_task_that_uses_no_unit_is_the_frozen_network() -> None:
     task = random_task(np.random.default_rng(0), 2, 4, 3)
-    folded, x = fold(task, torch.zeros(2, 4), torch.zeros(2, 3)), torch.randn(5, 3, dtype=torch.float64)
+    folded, x = apply_masks(task, torch.zeros(2, 4), torch.zeros(2, 3)), torch.randn(5, 3, dtype=torch.float64)
     assert torch.equal(adapter(x, folded, 1, None), x)
     assert torch.equal(folded.norm_w, task.norm_w)
 

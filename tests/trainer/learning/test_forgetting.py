@@ -17,7 +17,7 @@ from torch import Tensor
 import trainer.learning.train_task
 from models.inference.model import Gaussians, Model, SharedAdapters, TaskModel
 from models.network import hat
-from models.network.adapted_blocks import Masks, TaskTensors, fold, tensors_of
+from models.network.adapted_blocks import Masks, TaskTensors, apply_masks, tensors_of
 from models.network.backbone import Backbone
 from tests.support.tiny_model import (
     DIMENSIONS,
@@ -70,9 +70,9 @@ def recorded_masks() -> Iterator[list[Masks]]:
 
     def recording(task: TaskTensors, m1: Tensor, m2: Tensor) -> TaskTensors:
         masks.append(Masks(m1.clone(), m2.clone()))
-        return fold(task, m1, m2)
+        return apply_masks(task, m1, m2)
 
-    with patch.object(trainer.learning.train_task, "fold", recording):
+    with patch.object(trainer.learning.train_task, "apply_masks", recording):
         yield masks
 
 
