@@ -32,7 +32,7 @@ types: $(DEV)
 imports: $(DEV)
 	$(BIN)/lint-imports
 
-system: ## install Debian's chromium and prometheus for the tests, (as root on Debian)
+system: ## install Debian's chromium and prometheus for the tests (as root on Debian)
 	@sh tests/support/install_tools.sh
 
 run: $(RUN) ## start everything on this machine: server, trainer and queue (Ctrl-C stops it)

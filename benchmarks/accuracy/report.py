@@ -29,7 +29,7 @@ def write(out: Path, facts: dict[str, Any], results: dict[str, Result]) -> None:
     _plot(out.with_suffix(".png"), facts, results)
 
 
-def markdown(facts: dict[str, Any], results: dict[str, Result], picture: str) -> str:
+def markdown(facts: dict[str, Any], results: dict[str, Result], plot: str) -> str:
     """The table: percentages, the method with the best mean in bold."""
     best = max(results, key=lambda name: results[name].mean)
     head = (
@@ -64,7 +64,7 @@ def markdown(facts: dict[str, Any], results: dict[str, Result], picture: str) ->
             "",
             *about,
             "",
-            f"![accuracy and AUC after each task]({picture})",
+            f"![accuracy and AUC after each task]({plot})",
             "",
         ]
     )

@@ -232,7 +232,7 @@ def foreign_formats() -> Iterator[ImageCase]:
         "jpeg cut at its front": JPEG[2:],
         "one byte": b"x",
     }
-    pictures = {
+    images = {
         "gif": encode(small, "GIF"),
         "animated gif": encode(small, "GIF", save_all=True, append_images=[Image.new("P", (4, 4), 1)]),
         "bmp": encode(rgb, "BMP"),
@@ -243,7 +243,7 @@ def foreign_formats() -> Iterator[ImageCase]:
         "tga": encode(rgb, "TGA"),
         "eps": encode(rgb, "EPS"),
     }
-    for name, data in (texts | pictures).items():
+    for name, data in (texts | images).items():
         yield ImageCase(name, 415, "unsupported_image", data)
     yield ImageCase("nothing", 415, "unsupported_image")
 
@@ -255,7 +255,7 @@ def odd() -> Iterator[ImageCase]:
     palette.putpalette([200, 0, 0, 0, 0, 200])
     deep = np.random.default_rng(0).integers(0, 65536, (8, 8), dtype=np.uint16)
     frames: dict[str, Any] = {"save_all": True, "append_images": [noise().rotate(90)], "duration": 100}
-    pictures = {
+    images = {
         "cmyk jpeg": encode(rgb.convert("CMYK"), "JPEG"),
         "grey jpeg": encode(grey, "JPEG"),
         "grey png": encode(grey, "PNG"),
@@ -280,14 +280,14 @@ def odd() -> Iterator[ImageCase]:
         "webp with something after its end": WEBP + bytes(1000),
     }
     for format in ("JPEG", "PNG", "WEBP"):
-        pictures[f"{format} of 1 x 1"] = encode(Image.new("RGB", (1, 1), "red"), format)
+        images[f"{format} of 1 x 1"] = encode(Image.new("RGB", (1, 1), "red"), format)
     for format in ("JPEG", "PNG"):
-        pictures[f"{format} of 1 x 20000"] = encode(Image.new("RGB", (1, 20000), "red"), format)
-        pictures[f"{format} of 20000 x 1"] = encode(Image.new("RGB", (20000, 1), "red"), format)
+        images[f"{format} of 1 x 20000"] = encode(Image.new("RGB", (1, 20000), "red"), format)
+        images[f"{format} of 20000 x 1"] = encode(Image.new("RGB", (20000, 1), "red"), format)
     for orientation in range(1, 9):
-        pictures[f"png with orientation {orientation}"] = oriented(orientation, "PNG")
-        pictures[f"jpeg with orientation {orientation}"] = oriented(orientation, "JPEG", quality=95, subsampling=0)
-    for name, data in pictures.items():
+        images[f"png with orientation {orientation}"] = oriented(orientation, "PNG")
+        images[f"jpeg with orientation {orientation}"] = oriented(orientation, "JPEG", quality=95, subsampling=0)
+    for name, data in images.items():
         yield ImageCase(name, 200, data=data)
 
 

@@ -73,13 +73,13 @@ def test_a_request_can_ask_for_a_version(server: RunningServer) -> None:
 
 def test_20_swaps_under_32_clients_fail_no_request(server: RunningServer) -> None:
     stop, failures, seen = threading.Event(), [], set()
-    picture = known_image("class 0")
+    image = known_image("class 0")
 
     def client() -> int:
         count = 0
         with httpx.Client(timeout=30) as http:
             while not stop.is_set():
-                response = http.post(f"{server.url}/predict", content=picture)
+                response = http.post(f"{server.url}/predict", content=image)
                 count += 1
                 if response.status_code != 200:
                     failures.append(response.text)

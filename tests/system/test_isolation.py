@@ -43,7 +43,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
 @pytest.fixture(scope="module")
 def expected(server: RunningServer, tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, Any]]:
     """The answers of `openworld predict`, one image after the other in one process."""
-    folder = tmp_path_factory.mktemp("pictures")
+    folder = tmp_path_factory.mktemp("images")
     for number in range(COUNT):
         (folder / f"{number:04d}.png").write_bytes(make_image(number))
     data = server.log.parent / "robot"

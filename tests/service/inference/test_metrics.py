@@ -72,10 +72,10 @@ def traffic(server: RunningServer) -> Traffic:
     strange = [novel_image(number) for number in range(3)]
     with httpx.Client(base_url=server.url, timeout=30) as http:
 
-        def predict(who: str, *images: bytes, path: str = "/predict") -> int:
+        def predict(client: str, *images: bytes, path: str = "/predict") -> int:
             files = [("images", (str(place), image)) for place, image in enumerate(images)]
             body: dict[str, Any] = {"files": files} if len(images) > 1 else {"content": images[0]}
-            return http.post(path, headers=key(who), **body).status_code
+            return http.post(path, headers=key(client), **body).status_code
 
         # robot: 3 known, 2 novel, 2 unreadable; app: 5 known and 1 novel, 2 unreadable, and 2 known of version 2.
         assert [predict("robot", image) for image in (*good[:3], *strange[:2])] == [200] * 5

@@ -74,7 +74,7 @@ def test_novelties_and_predictions_are_labelled_by_their_ids(idle: Loop) -> None
 def test_every_problem_of_a_batch_is_listed_in_one_response(idle: Loop) -> None:
     files = [
         ("lonely", ("a.png", IMAGES.read("lonely/1"))),
-        ("broken", ("b.png", b"no picture")),
+        ("broken", ("b.png", b"not an image")),
         ("broken", ("c.png", IMAGES.read("x/1"))),
         ("../up", ("d.png", IMAGES.read("x/2"))),
         ("../up", ("e.png", IMAGES.read("x/3"))),

@@ -200,7 +200,7 @@ function scoreScale({ calibrated_score: score, calibrated_threshold: threshold }
   );
 }
 
-/** Buttons to report a wrong answer, for users who may label. */
+/** Buttons to report a wrong answer, shown to users with the role "label". */
 function report(trial, draw) {
   if (!session.hasRole("label")) return null;
   const { novel, label, version } = trial.prediction;
