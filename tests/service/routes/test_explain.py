@@ -160,7 +160,7 @@ def test_an_explanation_needs_the_role_predict(tmp_path: Path) -> None:
     with running_server(tmp_path / "robot", threads=1, keys=keys) as server:
         codes = [
             server.post("/explain", content=known_image("class 0"), headers={"X-API-Key": secret}).status_code
-            for secret in ("aaaaaaaa-secret-of-a-robot", "bbbbbbbb-secret-of-people", "nobody")
+            for secret in ("aaaaaaaa-secret-of-a-robot", "bbbbbbbb-secret-of-people", "unknown")
         ]
         assert codes == [200, 403, 401]
 

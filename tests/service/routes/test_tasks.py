@@ -137,7 +137,7 @@ def test_a_queued_task_is_cancelled_and_queued_again(idle: Loop) -> None:
     id = idle.submit(batch("birch")).json()["id"]
     assert httpx.post(f"{idle.url}/tasks/{id}/cancel").json()["state"] == "cancelled"
     assert httpx.post(f"{idle.url}/tasks/{id}/retry").json()["state"] == "queued"
-    assert httpx.get(f"{idle.url}/tasks/nobody").json()["code"] == "unknown_task"
+    assert httpx.get(f"{idle.url}/tasks/unknown").json()["code"] == "unknown_task"
     listed = httpx.get(f"{idle.url}/tasks", params={"limit": 2}).json()
     assert len(listed["tasks"]) == 2
     rest = httpx.get(f"{idle.url}/tasks", params={"before": listed["next"], "limit": 200}).json()
