@@ -29,18 +29,7 @@ The source is the service that --url or OPENWORLD_URL names; else the data folde
 else a service on this machine, when one is running; else the folder ./data. Rejected versions are listed from a data
 folder only; a service lists them as tasks: GET /tasks?state=rejected.
 """
-COLUMNS = [
-    "",
-    "version ",
-    "parent ",
-    "created",
-    "learned",
-    "classes ",
-    "accuracy ",
-    "AUC ",
-    "threshold ",
-    "capacity used ",
-]
+COLUMNS = ["", "version ", "parent ", "created", "learned", "classes ", "accuracy ", "AUC ", "threshold ", "capacity "]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
