@@ -93,13 +93,13 @@ class AsyncClient:
         wait, timeout = next(attempts)
         while True:
             await asyncio.sleep(wait)
-            outcome: calls.Outcome
+            reply: calls.Reply
             try:
-                outcome = await self._http.request(call.method, call.path, timeout=timeout, **call.arguments)
+                reply = await self._http.request(call.method, call.path, timeout=timeout, **call.arguments)
             except httpx.TransportError as error:
-                outcome = error
+                reply = error
             try:
-                wait, timeout = attempts.send(outcome)
+                wait, timeout = attempts.send(reply)
             except StopIteration as done:
                 answer: M = done.value
                 return answer

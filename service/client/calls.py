@@ -28,7 +28,7 @@ MIN_ATTEMPT = 0.05  # seconds
 TEACH_TIMEOUT = 600.0  # seconds for uploading a zip, at least
 
 Image = bytes | Path
-Outcome = httpx.Response | httpx.TransportError
+Reply = httpx.Response | httpx.TransportError
 M = TypeVar("M", bound=BaseModel)
 
 
@@ -61,22 +61,20 @@ class Call(Generic[M]):
     arguments: Mapping[str, Any]
     timeout: float
 
-    def attempts(self) -> Generator[tuple[float, float], Outcome, M]:
-        """Yields the pause before an attempt and its timeout; is sent the outcome, and returns the answer."""
+    def attempts(self) -> Generator[tuple[float, float], Reply, M]:
+        """Yields the pause before an attempt and its timeout; is sent the reply, and returns the answer."""
         end, pause, wait = time.monotonic() + self.timeout, FIRST_PAUSE, 0.0
         while True:
-            outcome = yield wait, max(end - time.monotonic() - wait, MIN_ATTEMPT)
-            if isinstance(outcome, httpx.Response) and outcome.status_code not in REPEATED_STATUSES:
-                return self._parse(outcome)
+            reply = yield wait, max(end - time.monotonic() - wait, MIN_ATTEMPT)
+            if isinstance(reply, httpx.Response) and reply.status_code not in REPEATED_STATUSES:
+                return self._parse(reply)
             # Jitter, so that many clients do not repeat at the same moment.
-            wait = (_retry_after(outcome) or pause) * random.uniform(1.0, 1.25)
+            wait = (_retry_after(reply) or pause) * random.uniform(1.0, 1.25)
             pause = min(pause * 2, MAX_PAUSE)
             if time.monotonic() + wait >= end:
-                if isinstance(outcome, httpx.Response):
-                    return self._parse(outcome)
-                raise Unreachable(
-                    f"no answer within {self.timeout:g} s ({outcome}): is the server running?"
-                ) from outcome
+                if isinstance(reply, httpx.Response):
+                    return self._parse(reply)
+                raise Unreachable(f"no answer within {self.timeout:g} s ({reply}): is the server running?") from reply
 
     def _parse(self, response: httpx.Response) -> M:
         if not response.is_success:
@@ -89,8 +87,8 @@ class Call(Generic[M]):
             ) from error
 
 
-def _retry_after(outcome: Outcome) -> float | None:
-    text = outcome.headers.get("retry-after", "") if isinstance(outcome, httpx.Response) else ""
+def _retry_after(reply: Reply) -> float | None:
+    text = reply.headers.get("retry-after", "") if isinstance(reply, httpx.Response) else ""
     return float(text) if text.isdecimal() else None
 
 

@@ -17,7 +17,7 @@ from starlette.datastructures import UploadFile
 from starlette.requests import Request
 
 from service.errors import BodyTooLarge, UnsupportedBody
-from service.http.bodies import body_chunks, content_type, parse_json, read_form
+from service.http.bodies import body_chunks, content_type, parse_json_body, read_form
 from service.wire.tasks import Labels
 from tasks.batch import BatchCheck, BatchLimits, LabelledBatch, open_batch
 
@@ -87,7 +87,7 @@ async def _read_labels(
     body = b"".join([chunk async for chunk in body_chunks(request, MAX_JSON, ADVICE)])
     if body.count(b",") > limits.max_images + limits.max_classes:
         raise BodyTooLarge(f"a batch may have {limits.max_images} images: {ADVICE}")
-    labels = parse_json(Labels, body, '{"classes": {"cat": ["<id>", ...]}}')
+    labels = parse_json_body(Labels, body, '{"classes": {"cat": ["<id>", ...]}}')
     batch = await asyncio.to_thread(_check_labels, labels, known, limits, find_image)
     return batch, [id for ids in labels.classes.values() for id in ids]
 

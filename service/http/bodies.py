@@ -120,7 +120,7 @@ async def read_form(
     return form
 
 
-def parse_json(model: type[M], body: bytes, example: str) -> M:
+def parse_json_body(model: type[M], body: bytes, example: str) -> M:
     """Parse a JSON body. Limit the number of entries before: pydantic reports each wrong one in hundreds of bytes."""
     try:
         return model.model_validate_json(body)

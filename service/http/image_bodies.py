@@ -13,7 +13,7 @@ from starlette.requests import Request
 
 from models.errors import ImageError
 from service.errors import BadBase64, BadRequest, BodyTooLarge, NoImages
-from service.http.bodies import body_chunks, content_type, parse_json, read_form
+from service.http.bodies import body_chunks, content_type, parse_json_body, read_form
 from service.http.limits import Permit, RequestLimits
 from service.wire.predictions import Base64Images
 
@@ -71,7 +71,7 @@ def _parse_base64(body: bytes, limits: RequestLimits) -> list[ReceivedImage]:
     too_many = BodyTooLarge(f"a request may have {limits.images} images: send the rest in another request")
     if body.count(b",") > 4 * limits.images + EXTRA_COMMAS:
         raise too_many
-    document = parse_json(Base64Images, body, '{"images": ["<base64>", ...]}')
+    document = parse_json_body(Base64Images, body, '{"images": ["<base64>", ...]}')
     if len(document.images) > limits.images:
         raise too_many
     return [_decode(text) for text in document.images]

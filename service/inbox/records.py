@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from service.wire.novelties import NoveltyState, Outcome
+from service.wire.novelties import AddOutcome, NoveltyState
 
 STATES: tuple[NoveltyState, ...] = get_args(NoveltyState)
 
@@ -60,7 +60,7 @@ class Sighting:
 class AddResult:
     """What happened to a sighting: stored as a new novelty, folded into an existing one, or dropped."""
 
-    outcome: Outcome
+    outcome: AddOutcome
     id: str | None = None  # of the novelty; None when dropped
     reason: DropReason | None = None  # when dropped
 

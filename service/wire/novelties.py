@@ -11,7 +11,7 @@ from service.wire.predictions import Nearest
 
 NoveltyState = Literal["new", "labelled", "dismissed"]
 GroupOrder = Literal["largest", "newest"]
-Outcome = Literal["new", "folded", "dropped"]
+AddOutcome = Literal["new", "folded", "dropped"]
 
 NoveltyId = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 PredictionId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
@@ -136,7 +136,7 @@ class ReportResult(BaseModel):
 
     prediction_id: str
     novelty_id: str | None = Field(description="null when it was dropped")
-    outcome: Outcome = Field(description="folded: the inbox already had these bytes")
+    outcome: AddOutcome = Field(description="folded: the inbox already had these bytes")
     reason: str | None = Field(None, description="why it was dropped")
 
 
