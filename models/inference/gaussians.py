@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from models.inference.evidence import Floats
 
 
 class _Fixed(NamedTuple):

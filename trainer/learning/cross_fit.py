@@ -10,14 +10,13 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from models.inference.evidence import SMALLEST_DISTANCE
+from models.inference.evidence import SMALLEST_DISTANCE, Floats
 from models.inference.model import Model
 from models.network.adapted_blocks import tensors_of
 from trainer.learning.memory import HeldOut
 from trainer.learning.tokens import TokenCache
 from trainer.learning.train_task import TaskData
 
-Floats = NDArray[np.float64]
 Train = Callable[[TaskData, str], Model]  # trains the newest task on other data, in a phase of this name
 
 
