@@ -32,7 +32,7 @@ from tasks.queue import TaskQueue, announce, connect, listen
 
 log = logging.getLogger(__name__)
 
-PARALLEL_BATCHES = 2  # labelled batches that are read and checked at the same time
+PARALLEL_UPLOADS = 2  # labelled batches that are read and checked at the same time
 BLOCKING_THREADS = 64  # threads of `asyncio.to_thread`, which wait for disks and for Redis
 GPU_BATCH, CPU_BATCH = 32, 8  # default images per computed batch: a GPU needs more of them to be busy
 
@@ -87,7 +87,7 @@ class Container:
             max_images=settings.task_max_images,
             max_bytes=settings.task_max_bytes,
         )
-        self.batches = asyncio.Semaphore(PARALLEL_BATCHES)
+        self.uploads = asyncio.Semaphore(PARALLEL_UPLOADS)
         url = settings.redis_url
         self._redis = connect(url.get_secret_value()) if url is not None else None
         self._queue = TaskQueue(self._redis) if self._redis is not None else None

@@ -68,7 +68,7 @@ async def submit(
     manifest = await asyncio.to_thread(container.active_version.store.current_manifest)
     known = manifest.active_classes if manifest else []
     async with (
-        container.batches,
+        container.uploads,
         read_batch(request, known, container.batch_limits, container.find_image) as (batch, ids),
     ):
         if manifest and (problems := unusable_labels(manifest, batch.classes)):
