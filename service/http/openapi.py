@@ -1,4 +1,4 @@
-"""Additions to FastAPI's OpenAPI document: problem details, and the key."""
+"""Additions to FastAPI's OpenAPI document: problem details, the key, and the schemas of images."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from fastapi import FastAPI
 from service.http.problems import documented
 from service.wire.predictions import Predictions
 from service.wire.problems import Problem
+
+BINARY = {"type": "string", "format": "binary"}
+IMAGE_CONTENT: dict[str, Any] = {kind: {"schema": BINARY} for kind in ("image/jpeg", "image/png", "image/webp")}
 
 
 def _complete(operation: dict[str, Any]) -> None:

@@ -12,7 +12,6 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 
 from prometheus_client.metrics import MetricWrapperBase
@@ -21,6 +20,7 @@ from prometheus_client.samples import Sample
 from service.inference.active_version import ActiveVersion
 from service.inference.metrics import QUANTILES, REQUEST_SECONDS, Metrics
 from service.wire.health import PulseAnswer, PulseBucket
+from service.wire.times import utc_time
 
 SECONDS = 5
 INTERVALS = 180
@@ -90,18 +90,18 @@ class Pulse:
         self.sample()
         now = self._clock()
         first = int(now // SECONDS) - minutes * 60 // SECONDS + 1
-        begin = _time(first * SECONDS)
+        begin = utc_time(first * SECONDS)
         intervals = [interval for interval in self._intervals if interval.number >= first]
         total: Counter[Series] = sum((interval.increases for interval in intervals), Counter())
         cumulative = [0, *(total["score", bound] for bound in SCORE_BOUNDS)]
         return PulseAnswer(
-            now=_time(now),
+            now=utc_time(now),
             seconds=SECONDS,
             version=self._active_version.model.version,
             since=self._active_version.since,
             **_figures(total),
             scores=[high - low for low, high in itertools.pairwise(cumulative)],
-            buckets=[PulseBucket(time=_time(one.number * SECONDS), **_figures(one.increases)) for one in intervals],
+            buckets=[PulseBucket(time=utc_time(one.number * SECONDS), **_figures(one.increases)) for one in intervals],
             swaps=[swap for swap in self._active_version.swaps if swap.time >= begin],
         )
 
@@ -135,7 +135,3 @@ def quantile(cumulative: Sequence[int], share: float) -> float | None:
             return float(f"{low + (high - low) * (rank - below) / (count - below):.3g}")
         low, below = high, count
     return low
-
-
-def _time(seconds: float) -> datetime:
-    return datetime.fromtimestamp(seconds, UTC)

@@ -19,9 +19,10 @@ from service.container import Container, ContainerDep
 from service.http.auth import PredictKey
 from service.http.image_bodies import read_images
 from service.http.limits import finish_by
+from service.http.openapi import IMAGE_CONTENT
 from service.http.problems import documented
 from service.inference.servable import ServableModel
-from service.routes.predict import IMAGE_CONTENT, TimeoutHeader, VersionQuery
+from service.routes.predict import TimeoutHeader, VersionQuery
 from service.wire.predictions import ClassEvidence, Explanation, TaskEvidence
 
 router = APIRouter(tags=["people"])

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable
-from datetime import UTC, datetime
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query
@@ -18,6 +17,7 @@ from service.errors import BadRequest, ImageInUse, NoQueue, NotFound
 from service.http.auth import OperateKey
 from service.http.problems import documented
 from service.wire.images import ExpiredImages, ImageUses, RemovedImages
+from service.wire.times import utc_time
 from tasks.images import ImageReferences, Retention, StoredImage
 
 log = logging.getLogger(__name__)
@@ -80,7 +80,7 @@ async def image(container: ContainerDep, key: OperateKey, sha256: ShaPath) -> Im
         sha256=sha256,
         stored=references.stored is not None,
         bytes=references.stored.bytes if references.stored else None,
-        stored_at=datetime.fromtimestamp(references.stored.time, UTC) if references.stored else None,
+        stored_at=utc_time(references.stored.time) if references.stored else None,
         in_memory_of=list(references.replayed_by),
         held_out_by=list(references.held_out_by),
         in_use_now=references.in_current,

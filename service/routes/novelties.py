@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from pydantic import AwareDatetime
@@ -15,6 +14,7 @@ from service.container import ContainerDep
 from service.errors import NotFound
 from service.http.auth import LabelKey
 from service.http.image_responses import image_response, not_modified
+from service.http.openapi import IMAGE_CONTENT
 from service.http.problems import documented
 from service.inbox import Group, Inbox, Novelty, NoveltyFilter
 from service.inbox.thumbnails import MAX_SIZE, MIN_SIZE
@@ -32,6 +32,7 @@ from service.wire.novelties import (
     ReportResults,
 )
 from service.wire.predictions import Nearest
+from service.wire.times import utc_time
 
 router = APIRouter(tags=["labellers"])
 
@@ -49,7 +50,6 @@ InboxDep = Annotated[Inbox, Depends(get_inbox)]
 IdPath = Annotated[str, Path(max_length=128, description="a novelty's id")]
 StateQuery = Annotated[NoveltyState, Query(description="only novelties in this state")]
 LimitQuery = Annotated[int, Query(ge=1, le=200)]
-_IMAGE: dict[str, Any] = {"content": {"image/jpeg": {}, "image/png": {}, "image/webp": {}}}
 
 
 @router.get("/novelties", summary="Novel images, last seen first", responses=documented(401, 403, 404, 422))
@@ -162,7 +162,7 @@ async def delete(container: ContainerDep, key: LabelKey, inbox: InboxDep, id: Id
     "/novelties/{id}/image",
     summary="The image as it was sent",
     response_class=Response,
-    responses={200: _IMAGE, 304: {"description": "unchanged"}, **documented(401, 403, 404, 422)},
+    responses={200: {"content": IMAGE_CONTENT}, 304: {"description": "unchanged"}, **documented(401, 403, 404, 422)},
 )
 async def image(request: Request, key: LabelKey, inbox: InboxDep, id: IdPath) -> Response:
     data = await asyncio.to_thread(inbox.read_image, id)
@@ -206,8 +206,8 @@ def _novelty(novelty: Novelty) -> NoveltyAnswer:
     """Without validation, which is slow for a page of 200."""
     converted = {"first_seen", "last_seen", "nearest"}
     return NoveltyAnswer.model_construct(
-        first_seen=_time(novelty.first_seen),
-        last_seen=_time(novelty.last_seen),
+        first_seen=utc_time(novelty.first_seen),
+        last_seen=utc_time(novelty.last_seen),
         nearest=[Nearest.model_construct(label=name, share=share) for name, share in novelty.nearest],
         **{name: getattr(novelty, name) for name in NoveltyAnswer.model_fields if name not in converted},
     )
@@ -217,11 +217,7 @@ def _group(group: Group) -> NoveltyGroup:
     return NoveltyGroup.model_construct(
         id=group.id,
         size=group.size,
-        newest_seen=_time(group.newest_seen),
+        newest_seen=utc_time(group.newest_seen),
         ids=list(group.ids),
         samples=[_novelty(sample) for sample in group.samples],
     )
-
-
-def _time(seconds: float) -> datetime:
-    return datetime.fromtimestamp(seconds, UTC)

@@ -18,6 +18,7 @@ from service.http.auth import PredictKey, require_predict_key
 from service.http.image_bodies import ReceivedImage, read_images
 from service.http.limits import finish_by, finish_while_connected
 from service.http.middleware import new_id
+from service.http.openapi import BINARY, IMAGE_CONTENT
 from service.http.problems import documented, problem_of
 from service.inference.servable import ServableModel
 from service.wire.predictions import Base64Images, Failure, ImageProblem, Nearest, Prediction, Predictions
@@ -30,8 +31,6 @@ TimeoutHeader = Annotated[
     Header(alias="X-Request-Timeout", gt=0, le=10**6, allow_inf_nan=False, description="seconds until the deadline"),
 ]
 
-BINARY = {"type": "string", "format": "binary"}
-IMAGE_CONTENT: dict[str, Any] = {kind: {"schema": BINARY} for kind in ("image/jpeg", "image/png", "image/webp")}
 FORM = {
     "type": "object",
     "required": ["images"],

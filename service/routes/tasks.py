@@ -17,6 +17,7 @@ from models.versions.edits import unusable_labels
 from service.container import Container, ContainerDep
 from service.http.auth import AnyKey, LabelKey
 from service.http.batch_bodies import read_batch
+from service.http.openapi import BINARY
 from service.http.problems import documented
 from service.wire.tasks import Labels, TaskAnswer, TaskPage
 from tasks.batch import LabelledBatch
@@ -31,7 +32,6 @@ EVENT_POLL_SECONDS = 0.5
 HEARTBEAT_SECONDS = 15.0  # proxies close a connection that is silent for longer
 
 TaskIdPath = Annotated[str, Path(max_length=128, description="a task's id")]
-BINARY = {"type": "string", "format": "binary"}
 FORM = {"type": "object", "additionalProperties": {"type": "array", "items": BINARY}}
 REQUEST_BODY: dict[str, Any] = {
     "requestBody": {
