@@ -76,8 +76,7 @@ class RequestLog:
 
     def _record(self, scope: Scope, status: int, seconds: float) -> None:
         route = getattr(scope.get("route"), "path", "unmatched")
-        self._metrics.requests.labels(route, str(status or 499)).inc()
-        self._metrics.request_seconds.labels(route).observe(seconds)
+        self._metrics.count_request(route, status or 499, seconds)
         error = scope.get("error")
         code = problem_of(error).code if error is not None else None
         if code in REJECTED:

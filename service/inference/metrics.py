@@ -60,6 +60,8 @@ class Metrics:
             REQUEST_SECONDS,
             "route",
         )
+        # Not exported: for GET /pulse, which counts only requests that were answered.
+        self.answer_seconds = Histogram("answer", "Duration of POST /predict", registry=None, buckets=REQUEST_SECONDS)
         self.predictions = counter(
             "predictions_total",
             "Images answered: known, novel, or error if the image could not be read",
@@ -107,6 +109,12 @@ class Metrics:
         self._versions: deque[str] = deque(maxlen=KEPT_VERSIONS)  # versions with series, the last used one last
         self._clients: set[str] = set()
         self._active = 0  # 0: nothing is learned, and scores have no meaning
+
+    def count_request(self, route: str, status: int, seconds: float) -> None:
+        self.requests.labels(route, str(status)).inc()
+        self.request_seconds.labels(route).observe(seconds)
+        if route == "/predict" and 200 <= status < 300:
+            self.answer_seconds.observe(seconds)
 
     def count_prediction(self, outcome: str, version: int, client: str, calibrated_score: float | None = None) -> None:
         """Count one answered image."""

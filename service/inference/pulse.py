@@ -1,6 +1,6 @@
 """The last 15 minutes of this server in intervals of 5 seconds: traffic, novelty, latency, scores and swaps.
 
-A sampler reads the counters that `Metrics` keeps for Prometheus and stores their increase per interval. Memory is
+A sampler reads the counters of `Metrics` and stores their increase per interval. Memory is
 bounded, whatever the traffic. Prometheus itself keeps longer histories.
 """
 
@@ -24,7 +24,6 @@ from service.wire.times import utc_time
 
 SECONDS = 5
 INTERVALS = 180
-ROUTE = "/predict"  # latency is that of this route
 
 SCORE_BOUNDS = [str(bound) for bound in QUANTILES]
 LATENCY_BOUNDS = [*(str(bound) for bound in REQUEST_SECONDS), "+Inf"]
@@ -80,7 +79,7 @@ class Pulse:
         for sample in _samples(self._metrics.calibrated_score):
             if sample.name.endswith("_bucket") and sample.labels["version"] != "0":  # 0 has no meaningful scores
                 totals["score", sample.labels["le"], sample.labels["version"]] = sample.value
-        for sample in _samples(self._metrics.request_seconds.labels(ROUTE)):
+        for sample in _samples(self._metrics.answer_seconds):
             if sample.name.endswith("_bucket"):
                 totals["latency", sample.labels["le"]] = sample.value
         return totals
@@ -122,9 +121,9 @@ def _figures(increases: Counter[Series]) -> dict[str, Any]:
 
 
 def quantile(cumulative: Sequence[int], share: float) -> float | None:
-    """The latency that this share of the requests stays below, interpolated within its bucket as Prometheus does.
+    """The latency that this share of the answers stays below, interpolated within its bucket as Prometheus does.
 
-    `cumulative` counts the requests up to each bound of `LATENCY_BOUNDS`. None without requests.
+    `cumulative` counts the answers up to each bound of `LATENCY_BOUNDS`. None without answers.
     """
     rank = share * cumulative[-1]
     if not rank:

@@ -30,7 +30,7 @@ class PulseBucket(BaseModel):
     known: int
     novel: int
     errors: int = Field(description="images that could not be read")
-    p50: float | None = Field(description="median seconds per request to POST /predict, also of refused ones")
+    p50: float | None = Field(description="median seconds of the answered requests to POST /predict")
     p99: float | None = Field(description="99th percentile; both are interpolated within a histogram bucket")
 
 
@@ -47,5 +47,5 @@ class PulseAnswer(BaseModel):
     p50: float | None
     p99: float | None
     scores: list[int] = Field(description="images by calibrated score, 20 bins (low, high]; known ones spread evenly")
-    buckets: list[PulseBucket] = Field(description="oldest first; intervals without a request are left out")
+    buckets: list[PulseBucket] = Field(description="oldest first; empty intervals are left out")
     swaps: list[Swap]

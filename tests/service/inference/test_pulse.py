@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from models.images import ImageLimits
 from service.inference.metrics import KEPT_VERSIONS, QUANTILES, REQUEST_SECONDS, Metrics
-from service.inference.pulse import INTERVALS, ROUTE, SECONDS, Pulse, quantile
+from service.inference.pulse import INTERVALS, SECONDS, Pulse, quantile
 from service.inference.servable import EmptyModel, ServableModel
 from service.wire.health import PulseAnswer, Swap
 
@@ -62,7 +62,7 @@ class Server:
         """One request with these outcomes."""
         for outcome in outcomes:
             self.metrics.count_prediction(outcome, version, "robot", None if outcome == "error" else score)
-        self.metrics.request_seconds.labels(ROUTE).observe(seconds)
+        self.metrics.count_request("/predict", 200, seconds)
 
     def step(self) -> None:
         """Let one interval pass."""
@@ -207,6 +207,17 @@ def test_a_quantile_is_in_the_histogram_bucket_of_the_true_one(seconds: list[flo
 
 def test_buckets_are_fine_enough_for_quantiles() -> None:
     assert all(high / low < 1.7 for low, high in itertools.pairwise(REQUEST_SECONDS))
+
+
+def test_requests_that_were_not_answered_do_not_change_the_latency() -> None:
+    server = Server()
+    server.answer("known", seconds=0.2)
+    answered = server.pulse.read()
+    for status in (401, 415, 429, 499, 503):
+        server.metrics.count_request("/predict", status, 0.001)
+    server.metrics.count_request("/livez", 200, 0.001)
+    assert answered.p50 is not None
+    assert server.pulse.read() == answered
 
 
 def test_latencies_beyond_both_ends_are_kept_at_the_ends() -> None:
