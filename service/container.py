@@ -51,7 +51,8 @@ class Container:
         max_batch = settings.batch_size or (GPU_BATCH if on_gpu else CPU_BATCH)
         parallel_batches = settings.parallel_batches or (1 if on_gpu else settings.threads)
         self.engine = Engine(max_batch, self.metrics, parallel_batches, settings.decode_threads)
-        open_data_folder(settings.data)
+        if settings.data.exists():  # otherwise the first write creates it: a mistyped folder leaves nothing behind
+            open_data_folder(settings.data)
         store = VersionStore(settings.data)
         self.active_version = ActiveVersion(
             store,

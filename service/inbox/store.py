@@ -22,6 +22,7 @@ from pathlib import Path
 from models.errors import ImageError, ImageTooLarge, StoreError
 from models.files import TEMPORARY, make_folder, sha256_bytes
 from models.images import DEFAULT_LIMITS, ImageLimits
+from models.versions.data_format import open_data_folder
 from service.errors import NotFound
 from service.inbox.index import NoveltyIndex, page_of_groups
 from service.inbox.records import (
@@ -59,6 +60,7 @@ class Inbox:
         *,
         image_limits: ImageLimits = DEFAULT_LIMITS,
     ) -> None:
+        self._root = root
         self._folder = root / "inbox"
         self._database = self._folder / "inbox.sqlite3"
         self._limits = limits or InboxLimits()
@@ -271,6 +273,7 @@ class Inbox:
         if self._closed:
             raise StoreError("the inbox is closed: open it again")
         try:
+            open_data_folder(self._root)
             make_folder(self._folder)
             self._table = InboxTable(self._database)
             self._load_index(self._table)

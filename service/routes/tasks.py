@@ -13,6 +13,7 @@ from fastapi import APIRouter, Header, Path, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
 from models.errors import StoreError
+from models.versions.data_format import open_data_folder
 from models.versions.edits import unusable_labels
 from service.container import Container, ContainerDep
 from service.http.auth import AnyKey, LabelKey
@@ -89,6 +90,7 @@ async def submit(
 
 def _store(container: Container, batch: LabelledBatch) -> None:
     """Store the images before the task is queued, so that every accepted task has its images."""
+    open_data_folder(container.settings.data)
     images = ImageStore(container.settings.data)
     for image in batch.images:
         images.put(batch.read(image.sha256))

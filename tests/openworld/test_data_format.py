@@ -10,7 +10,7 @@ import httpx2 as httpx
 import pytest
 
 from tests.support.images import make_image, write_classes
-from tests.support.servers import address_of, known_image, learned_folder, running_server
+from tests.support.servers import address_of, known_image, learned_folder, novel_image, running_server, wait_until
 from tests.support.settings import clean_environment
 
 COMMANDS = {
@@ -65,6 +65,16 @@ def test_a_server_marks_a_folder_that_has_no_marker(tmp_path: Path) -> None:
     with running_server(data) as server:
         assert (data / "FORMAT").read_text() == "1\n"
         assert server.get("/versions").json()["serving"] == 3
+
+
+def test_a_server_creates_a_missing_folder_with_its_first_write(tmp_path: Path) -> None:
+    data = tmp_path / "missing"
+    with running_server(data) as server:
+        assert server.get("/versions").json()["serving"] == 0
+        assert not data.exists()
+        assert server.post("/predict", content=novel_image(1)).status_code == 200
+        wait_until((data / "inbox" / "inbox.sqlite3").exists)
+        assert (data / "FORMAT").read_text() == "1\n"
 
 
 # Root may write to any folder unless it gives up this capability.
