@@ -55,7 +55,7 @@ class ServiceSettings(ProgramSettings):
     task_max_bytes: int = Field(2048 * MIB, ge=MIB, description="bytes per submitted batch")
 
     inbox: bool = Field(True, description="keep novel images for labelling")
-    inbox_count: int = Field(5000, ge=1, description="novel images kept")
+    inbox_count: int = Field(5000, ge=1, le=100_000, description="novel images kept, at most 100000")
     inbox_bytes: int = Field(1024 * MIB, ge=MIB, description="bytes of novel images kept")
     inbox_rate: float = Field(20, gt=0, description="new novel images kept per second")
     inbox_days: float = Field(30, gt=0, description="days that a novel image is kept")

@@ -86,16 +86,17 @@ class NoveltyIndex(_Rows):
         return *super()._columns(), self._sizes, self._foldable
 
     def add(self, entry: IndexEntry) -> None:
+        """Add a novelty. Only allocating longer vectors can fail, and comes before any change."""
+        length = 0 if entry.embedding is None else len(entry.embedding)
+        self._widen(length)
+        self.groups.add(entry.id, entry.hash, entry.embedding)
         row = self._append(entry.id, entry.hash)
         if entry.embedding is not None:
-            length = len(entry.embedding)
-            self._widen(length)
             self._lengths[row] = length
             self._vectors[row, :length] = entry.embedding
         self._sizes[row] = entry.bytes
         self.bytes += entry.bytes
         self.set_state(entry.id, entry.state)
-        self.groups.add(entry.id, entry.hash, entry.embedding)
 
     def remove(self, id: str) -> None:
         self.groups.remove(id, self.embedding(id))
@@ -158,6 +159,7 @@ class SimilarityGroups(_Rows):
 
     def add(self, id: str, hash: int, embedding: Vector | None) -> str:
         """Put a novelty into the nearest group, or into a new one; returns the group."""
+        self._widen(0 if embedding is None else len(embedding))
         # A first member that was removed and comes back joins its old group: ids of groups are unique.
         group = id if id in self else self._nearest(hash, embedding)
         if group is None:
@@ -199,7 +201,6 @@ class SimilarityGroups(_Rows):
         """Add an embedding to a group's sum, or subtract it. Those of another length than the group's are left out."""
         if embedding is None or self._lengths[row] not in (0, len(embedding)):
             return
-        self._widen(len(embedding))
         self._lengths[row] = len(embedding)
         self._summed[row] += sign
         self._vectors[row, : len(embedding)] += sign * embedding

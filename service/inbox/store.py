@@ -225,12 +225,13 @@ class Inbox:
         try:
             if stored != id:
                 raise ValueError(f"the sighting says sha256 {id[:80]!r}, but its bytes have {stored}")
-            entry = table.insert(id, sighting, self._clock(), info)
+            self._index.add(table.insert(id, sighting, self._clock(), info))
         except BaseException:
             if stored not in self._index:
                 self._images.remove(stored)
+                with suppress(StoreError):
+                    table.delete([stored])
             raise
-        self._index.add(entry)
         return AddResult("new", id)
 
     def _fold(self, table: InboxTable, id: str, sighting: Sighting, requested: bool) -> AddResult:

@@ -7,10 +7,13 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from models.files import sha256_bytes
 from models.images import ImageLimits
 from service.inbox import Inbox, InboxLimits
+from service.inbox.index import NoveltyIndex, SimilarityGroups
+from service.settings import ServiceSettings
 from tests.support.images import make_image
 from tests.support.inbox import Clock, check_consistent, image_files, novelty_ids, open_inbox, sighting
 
@@ -133,3 +136,26 @@ def test_the_bounds_hold_after_any_sequence_of_calls(steps: list[tuple[str, int]
 def test_invalid_limits_are_refused(limits: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="must be"):
         InboxLimits(**limits)
+
+
+def test_the_number_of_novelties_has_an_upper_bound(tmp_path: Path) -> None:
+    with pytest.raises(ValidationError, match="less than or equal to 100000"):
+        ServiceSettings(data=tmp_path, inbox_count=100_001)
+
+
+@pytest.mark.parametrize("rows", [NoveltyIndex, SimilarityGroups])
+def test_without_memory_for_longer_embeddings_a_sighting_leaves_nothing(
+    inbox: Inbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: type
+) -> None:
+    def refuse(self: object, width: int) -> None:
+        raise MemoryError
+
+    inbox.add(sighting(make_image(1)))
+    with monkeypatch.context() as patch:
+        patch.setattr(rows, "_widen", refuse)
+        with pytest.raises(MemoryError):
+            inbox.add(sighting(make_image(2), embedding=[1, 0]))
+    check_consistent(inbox, tmp_path, InboxLimits())
+    assert len(inbox.groups().items) == 1
+    assert inbox.add(sighting(make_image(2), embedding=[1, 0])).outcome == "new"
+    check_consistent(inbox, tmp_path, InboxLimits())
