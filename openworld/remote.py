@@ -20,29 +20,38 @@ if TYPE_CHECKING:
 URL = "http://127.0.0.1:8000"
 REQUEST_IMAGES = 16  # per request, so that a command leaves room for other clients
 CONNECT_SECONDS = 5.0
-PROBE_SECONDS = 1.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--url", metavar="URL", help=f"the service (default: {environment.URL}, else {URL})")
 
 
-def find_service(arguments: argparse.Namespace) -> str | None:
+class NotListening(OpenWorldError):
+    """No connection can be made to the address of a service."""
+
+
+def find_service(arguments: argparse.Namespace, *, read_only: bool = True) -> str | None:
     """The URL of the service to ask, None for the data folder.
 
-    The service named by --url or OPENWORLD_URL; without one, and without a named data folder, a service that answers
-    at the default address.
+    The service named by --url or OPENWORLD_URL; without one, and without a named data folder, a service at the default
+    address. A service that refuses to answer, or is slow, is an error: the folder may belong to it. If another program
+    listens there, the data folder is used, but only with `read_only`.
     """
     if named := arguments.url or os.environ.get(environment.URL):
         return str(named)
     if arguments.data_named:
         return None
     try:
-        with connect(URL, PROBE_SECONDS) as client:
+        with connect(URL, CONNECT_SECONDS) as client:
             client.versions()
             return URL
-    except OpenWorldError:
+    except NotListening:
         return None
+    except OpenWorldError as error:
+        answer = error.__cause__
+        if read_only and getattr(answer, "code", None) == "unknown" and getattr(answer, "status", 500) < 500:
+            return None  # not an answer of openworld, nor of a proxy that cannot reach it
+        raise OpenWorldError(f"{URL}: {error}; name another service with --url, or a folder with --data") from error
 
 
 @contextmanager
@@ -51,15 +60,15 @@ def connect(url: str | None, timeout: float = 30.0) -> Iterator[Client]:
 
     The key comes from the environment only: other users of the machine can read a command line.
     """
+    url = url or os.environ.get(environment.URL) or URL
+    if not url.startswith(("http://", "https://")):
+        raise OpenWorldError(f"{url!r} is not the address of a service: write {URL}")
+    _check_connection(url, min(timeout, CONNECT_SECONDS))
     try:
         # Imported here: the server and the trainer need no client.
         from service.client import Client, ClientError
     except ModuleNotFoundError as error:
         raise OpenWorldError(f"{error.name} is not installed: pip install 'openworld[client]'") from error
-    url = url or os.environ.get(environment.URL) or URL
-    if not url.startswith(("http://", "https://")):
-        raise OpenWorldError(f"{url!r} is not the address of a service: write {URL}")
-    _check_connection(url, min(timeout, CONNECT_SECONDS))
     try:
         with Client(url, os.environ.get(environment.KEY) or None, timeout) as client:
             yield client
@@ -68,13 +77,15 @@ def connect(url: str | None, timeout: float = 30.0) -> Iterator[Client]:
 
 
 def _check_connection(url: str, timeout: float) -> None:
-    """Raise OpenWorldError if nothing listens at `url`. The client itself would retry until its timeout."""
+    """Raise NotListening if nothing listens at `url`. The client itself would retry until its timeout."""
     parts = urlsplit(url)
     try:
         port = parts.port or {"http": 80, "https": 443}[parts.scheme]
         socket.create_connection((parts.hostname or "", port), timeout).close()
+    except TimeoutError as error:
+        raise OpenWorldError(f"no connection to {url} within {timeout:g} s") from error
     except (OSError, ValueError) as error:
-        raise OpenWorldError(f"no service at {url} ({error}): start one with `make run` or `openworld up`") from error
+        raise NotListening(f"no service at {url} ({error}): start one with `make run` or `openworld up`") from error
 
 
 class RemotePredictor:

@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    url = remote.find_service(arguments)
+    url = remote.find_service(arguments, read_only=arguments.activate is None)
     document = _of_folder(arguments.data, arguments.activate) if url is None else _of_service(url, arguments.activate)
     if arguments.json:
         print(json.dumps(document, ensure_ascii=False))

@@ -3,9 +3,11 @@
 import json
 import re
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from datetime import datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -144,7 +146,7 @@ def test_without_a_service_the_default_folder_is_read(
     assert f"no service at {remote.URL}" in err
 
 
-def test_a_program_at_the_default_address_that_does_not_answer_is_given_up_soon(
+def test_a_program_at_the_default_address_that_does_not_answer_is_an_error_soon(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -153,8 +155,37 @@ def test_a_program_at_the_default_address_that_does_not_answer_is_given_up_soon(
         silent.listen()
         monkeypatch.setattr(remote, "URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
         started = time.monotonic()
-        assert "nothing is learned in data yet" in run("versions")[1]
+        code, out, err = run("versions")
         assert time.monotonic() - started < 10
+    assert (code, out) == (2, "")
+    assert "no answer within 5 s" in err
+
+
+@pytest.mark.parametrize(("status", "expected"), [(200, 0), (404, 0), (502, 2)])
+def test_another_program_at_the_default_address_is_ignored_unless_a_version_is_activated(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int, expected: int
+) -> None:
+    class Page(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(b"<html>")
+
+        def log_message(self, *_: object) -> None: ...
+
+    monkeypatch.chdir(tmp_path)
+    learned_folder(tmp_path / "data")
+    with ThreadingHTTPServer(("127.0.0.1", 0), Page) as other:
+        threading.Thread(target=other.serve_forever).start()
+        monkeypatch.setattr(remote, "URL", f"http://127.0.0.1:{other.server_port}")
+        code, out, err = run("versions")
+        activated = run("versions", "--activate", "1")
+        other.shutdown()
+    assert code == expected
+    assert ("502 unknown" in err) if expected else ("data folder data" in out)
+    assert activated[0] == 2
+    assert "or a folder with --data" in activated[2]
+    assert VersionStore(tmp_path / "data").current() == 3
 
 
 def test_a_version_of_a_service_is_activated(server: RunningServer, run: Run) -> None:
@@ -200,3 +231,22 @@ def test_a_service_with_keys_answers_the_key_of_the_environment(
         monkeypatch.setenv("OPENWORLD_KEY", secret)
         assert run("versions", "--url", server.url, "--activate", "2")[0] == 0
         assert server.get("/readyz").json()["version"] == 2
+
+
+def test_a_service_at_the_default_address_that_refuses_the_key_is_an_error(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    learned_folder(tmp_path / "data")
+    keys = "ann:operate:a-secret-of-an-operator,bob:predict:a-secret-of-a-robot"
+    with running_server(learned_folder(tmp_path / "robot"), threads=1, keys=keys) as server:
+        monkeypatch.setattr(remote, "URL", server.url)
+        for command in (["versions"], ["versions", "--activate", "1"], ["predict", "photo.jpg"]):
+            code, out, err = run(*command)
+            assert (code, out) == (2, "")
+            assert "401 unauthorized" in err
+        monkeypatch.setenv("OPENWORLD_KEY", "a-secret-of-a-robot")
+        code, _, err = run("versions", "--activate", "1")
+        assert code == 2
+        assert "403 forbidden" in err
+    assert VersionStore(tmp_path / "data").current() == VersionStore(tmp_path / "robot").current() == 3
