@@ -80,7 +80,8 @@ def _remedy(name: str) -> str:
             return f"is now {PREFIX}{group}{old}"
     if old in DROPPED:
         return f"is no longer a setting: unset it ({DROPPED[old]})"
-    near = get_close_matches(name, sorted(KNOWN), n=2, cutoff=0.86)
+    shared = PREFIX + old.partition("_")[2]  # OPENWORLD_SERVE_KEYS: shared settings have no group
+    near = [shared] if shared in KNOWN else get_close_matches(name, sorted(KNOWN), n=2, cutoff=0.86)
     return f"is unknown: did you mean {' or '.join(near)}?" if near else "is unknown: unset it"
 
 

@@ -90,6 +90,12 @@ def test_variables_of_a_kubernetes_service_are_accepted() -> None:
     assert "OPENWORLD_SERVER_PORT is unknown" in refusal("OPENWORLD_SERVER_PORT")
 
 
+@pytest.mark.parametrize("name", ["SERVE_KEYS", "SERVE_HOST", "TRAIN_DEVICE", "TRAIN_REDIS_URL", "UP_PORT"])
+def test_a_shared_setting_with_a_group_prefix_is_named_without_it(name: str) -> None:
+    shared = f"OPENWORLD_{name.partition('_')[2]}"
+    assert f"OPENWORLD_{name} is unknown: did you mean {shared}?" in refusal(f"OPENWORLD_{name}")
+
+
 def test_the_tables_of_former_names_lead_to_names_that_exist() -> None:
     former = {f"{PREFIX}{name}" for name in (*RENAMED, *DROPPED)}
     assert not former & KNOWN
