@@ -17,7 +17,6 @@ from typing import Any
 
 import uvicorn
 
-from models.errors import OpenWorldError
 from service.app import create_app
 from service.container import Container
 from service.http.protocol import BoundedHeaders
@@ -56,9 +55,8 @@ class Server(uvicorn.Server):
                     log.info("listening on http://%s:%d", f"[{host}]" if ":" in host else host, port)
 
 
-def serve(settings: ServiceSettings) -> int:
-    """Run until a signal; returns the exit code."""
-    listener = bind(settings.host, settings.port)  # first, so that a taken port is reported before a model is loaded
+def serve(settings: ServiceSettings, listener: socket.socket) -> int:
+    """Run until a signal; returns the exit code. `listener` is bound: it listens when the model is loaded."""
     app = create_app(settings)
     container: Container = app.state.container
     config = uvicorn.Config(
@@ -80,20 +78,5 @@ def serve(settings: ServiceSettings) -> int:
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
-    with listener:
-        server.run(sockets=[listener])
+    server.run(sockets=[listener])
     return 0 if server.started else 1
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """A bound socket that does not listen: connections are refused until the model is loaded."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, kind, protocol)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-    except OSError as error:
-        raise OpenWorldError(
-            f"cannot listen on {host}, port {port} ({error.strerror or error}): choose another with --host and --port"
-        ) from error
-    return listener

@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from models.errors import OpenWorldError
-from openworld import logs
+from openworld import address, logs
 from openworld.environment import settings_from
 from service.settings import ServiceSettings
 
@@ -23,10 +23,7 @@ without a pause. Without keys the server accepts connections from this machine o
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--host", help="address to listen on (default: OPENWORLD_HOST, else 127.0.0.1)")
-    parser.add_argument(
-        "--port", type=int, help="port to listen on; 0 takes a free one (default: OPENWORLD_PORT, else 8000)"
-    )
+    address.add_arguments(parser)
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), help="default: OPENWORLD_DEVICE, else auto")
 
 
@@ -39,4 +36,6 @@ def run(arguments: argparse.Namespace) -> int:
     given: dict[str, Any] = {name: getattr(arguments, name) for name in ("data", "host", "port", "device")}
     settings = settings_from(ServiceSettings, given)
     logs.set_up(settings.log_level, settings.log_format)
-    return serve(settings)
+    # Before the model is loaded, so that a port in use is reported at once.
+    with address.bind(settings.host, settings.port) as listener:
+        return serve(settings, listener)

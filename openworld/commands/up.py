@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import socket
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -16,7 +15,7 @@ from typing import Any
 from models.errors import OpenWorldError
 from models.files import file_lock, make_folder
 from models.versions.data_format import open_data_folder
-from openworld import logs
+from openworld import address, logs
 from openworld.commands import learn, require_packages
 from openworld.environment import settings_from
 from openworld.up.child_process import ChildProcess
@@ -44,10 +43,7 @@ STOP_MARGIN_SECONDS = 10.0  # for a child to end, in addition to the time that i
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--host", help="address to listen on (default: OPENWORLD_HOST, else 127.0.0.1)")
-    parser.add_argument(
-        "--port", type=int, help="port to listen on; 0 takes a free one (default: OPENWORLD_PORT, else 8000)"
-    )
+    address.add_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -61,10 +57,9 @@ def run(arguments: argparse.Namespace) -> int:
     with ExitStack() as stack:
         lock = stack.enter_context(_lock_folder(server.data))
         # A free port is chosen here, so that a restarted server keeps it.
-        port = available_port(server.host, server.port, "choose another with --host and --port")
-        remedy = "choose another with OPENWORLD_TRAIN_METRICS_PORT, 0 for none"
-        available_port(worker.metrics_host, worker.metrics_port, remedy)
-        server = server.model_copy(update={"port": port})
+        with address.bind(server.host, server.port) as probe:
+            server = server.model_copy(update={"port": probe.getsockname()[1]})
+        address.bind(worker.metrics_host, worker.metrics_port, "OPENWORLD_TRAIN_METRICS_PORT, 0 for none").close()
         redis_socket = None if server.redis_url else stack.enter_context(socket_path(server.data / "redis"))
         return asyncio.run(_supervisor(server, worker, redis_socket, lock).run())
 
@@ -83,18 +78,6 @@ def _lock_folder(data: Path) -> Iterator[int]:
             ) from None
         path.write_text(str(os.getpid()))
         yield descriptor
-
-
-def available_port(host: str, port: int, remedy: str) -> int:
-    """The port, or a free one for 0. OpenWorldError with the remedy: it is in use."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-            return int(probe.getsockname()[1])
-    except OSError as error:
-        raise OpenWorldError(f"cannot listen on {host}, port {port} ({error.strerror or error}): {remedy}") from error
 
 
 def _supervisor(server: ServiceSettings, worker: WorkerSettings, redis_socket: Path | None, lock: int) -> Supervisor:
@@ -119,14 +102,13 @@ def _supervisor(server: ServiceSettings, worker: WorkerSettings, redis_socket: P
             print(welcome(server, worker, version), flush=True)
 
     openworld = [sys.executable, "-P", "-m", "openworld"]
-    address = ["--host", server.host, "--port", str(server.port)]
     # By default the trainer leaves one core to the server.
     threads = os.environ.get("OPENWORLD_TRAIN_THREADS") or str(max(1, (os.cpu_count() or 1) - 1))
     children = [
         # The server starts first: the trainer uses all cores while it loads torch.
         ChildProcess(
             "server",
-            [*openworld, "serve", "--data", str(server.data), *address],
+            [*openworld, "serve", "--data", str(server.data), "--host", server.host, "--port", str(server.port)],
             environment,
             partial(stream.write, "server"),
             ready=ready,

@@ -19,7 +19,7 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 
-from openworld.commands.up import available_port
+from openworld.address import bind
 from tests.support.learning_loop import Loop, batch, loop
 from tests.support.prometheus import Query, local_config, queries, requires_prometheus
 from tests.support.servers import known_image, novel_image, wait_until
@@ -57,12 +57,17 @@ class Prometheus:
         return len(targets) == 2 and all(target["health"] == "up" for target in targets)
 
 
+def free_port() -> int:
+    with bind("127.0.0.1", 0) as probe:
+        return int(probe.getsockname()[1])
+
+
 @contextmanager
 def prometheus(folder: Path, targets: dict[str, str]) -> Iterator[Prometheus]:
     program = shutil.which("prometheus")
     assert program is not None
     config = local_config(folder, targets, WINDOW_FACTOR, FOR_FACTOR)
-    address = f"127.0.0.1:{available_port('127.0.0.1', 0, '')}"
+    address = f"127.0.0.1:{free_port()}"
     options = [f"--config.file={config}", f"--storage.tsdb.path={folder / 'tsdb'}", f"--web.listen-address={address}"]
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen([program, *options], cwd=folder, stdout=log, stderr=log)
@@ -135,7 +140,7 @@ class Run:
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     root = tmp_path_factory.mktemp("monitoring")
-    port = available_port("127.0.0.1", 0, "")
+    port = free_port()
     with loop(root, metrics_port=str(port), drift_window="200", threads="1") as running:
         running.settings["SLOW"] = "0.3"  # seconds added to each step of learning, so that scrapes see its progress
         trainer = running.start("train")
