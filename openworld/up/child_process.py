@@ -41,7 +41,7 @@ def die_with_parent(command: Sequence[str]) -> list[str]:
 class ChildProcess:
     """A command line as a program of the supervisor. Start it on the main thread."""
 
-    configuration_error = 2
+    configuration_error: int | None = 2
 
     def __init__(
         self,

@@ -88,17 +88,20 @@ def redis_answers(path: Path) -> bool:
 class EmbeddedRedis(ChildProcess):
     """The server as a program of the supervisor."""
 
-    configuration_error = 1  # exit code of a server that cannot read its data
+    # The exit code of a server that cannot read its data, and of one that cannot write: not an error of the
+    # configuration once it was ready.
+    configuration_error: int | None = 1
 
     def __init__(self, folder: Path, path: Path, on_line: Callable[[str], None], pass_fds: Sequence[int]) -> None:
         super().__init__("redis", redis_command(find_binary(), folder, path), os.environ, on_line, pass_fds=pass_fds)
-        self._folder, self._path = folder, path
+        self._path = path
+        folder.mkdir(mode=0o700, exist_ok=True)
 
     async def start(self) -> None:
-        self._folder.mkdir(mode=0o700, exist_ok=True)
         self._path.unlink(missing_ok=True)  # of a killed server
         await super().start()
 
     async def ready(self) -> None:
         while not await asyncio.to_thread(redis_answers, self._path):
             await asyncio.sleep(0.02)
+        self.configuration_error = None

@@ -37,8 +37,8 @@ class Program(Protocol):
     def name(self) -> str: ...
 
     @property
-    def configuration_error(self) -> int:
-        """The exit code of an error that a restart cannot help."""
+    def configuration_error(self) -> int | None:
+        """The exit code of an error that a restart cannot help, if there is one."""
 
     async def start(self) -> None:
         """Begin a run. OSError: try again later."""
@@ -147,7 +147,7 @@ class Supervisor:
                 backoff.reset()
             if self._stopping.is_set():
                 return
-            if code == program.configuration_error and not has_settled:
+            if code is not None and code == program.configuration_error and not has_settled:
                 raise OpenWorldError(f"{program.name} cannot start: {program.last_error()}")
             pause = backoff.next()
             log.error("%s %s: restart in %g s", program.name, result, pause)

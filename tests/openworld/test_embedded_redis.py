@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import stat
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import closing
@@ -114,6 +115,44 @@ def test_damaged_data_stops_the_supervisor_with_the_reason(tmp_path: Path) -> No
 
         with pytest.raises(OpenWorldError, match=r"^redis cannot start: (.|\n)*[Bb]ad file format"):
             asyncio.run(main())
+
+
+FULL_DISK = """\
+#!{python}
+import socket, sys, time
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(sys.argv[sys.argv.index("--unixsocket") + 1])
+listener.listen()
+print("started", flush=True)
+connection, _ = listener.accept()
+connection.sendall(b"+PONG\\r\\n")
+time.sleep(0.3)
+sys.exit(1)
+"""
+
+
+def test_a_server_that_was_ready_is_restarted_after_exit_code_1(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Redis ends with it when it cannot write, for example to a full disk."""
+    program = tmp_path / "redis-server"
+    program.write_text(FULL_DISK.format(python=sys.executable))
+    program.chmod(0o755)
+    monkeypatch.setenv(REDIS_SERVER, str(program))
+    lines: list[str] = []
+
+    def on_line(line: str) -> None:
+        lines.append(line)
+        if lines.count("started") == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with socket_path(tmp_path / "redis") as path:
+
+        async def main() -> int:
+            return await Supervisor([[EmbeddedRedis(tmp_path / "redis", path, on_line, ())]], grace=5).run()
+
+        assert asyncio.run(asyncio.wait_for(main(), 20)) == 0
+    assert lines == ["started", "started"]
 
 
 def test_a_setting_names_another_program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

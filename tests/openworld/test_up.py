@@ -230,6 +230,11 @@ def test_a_port_in_use_is_reported_before_anything_starts(tmp_path: Path, settin
     assert not (tmp_path / "redis").exists()
 
 
+def test_a_redis_folder_that_cannot_be_made_is_reported_before_anything_starts(tmp_path: Path) -> None:
+    (tmp_path / "redis").write_text("a file")
+    assert refused(tmp_path) == f"error: [Errno 17] File exists: '{tmp_path / 'redis'}'\n"
+
+
 def test_a_configuration_error_of_a_child_stops_all_with_its_message(tmp_path: Path) -> None:
     message = refused(tmp_path, redis_url="nonsense://somewhere")
     assert re.search(r"^error: server cannot start: the address of Redis is wrong", message, re.MULTILINE)
