@@ -38,7 +38,7 @@ after a pause of 0.5 to 30 seconds. The settings of `serve` and `train` are envi
 """
 
 CODE = Path(__file__).resolve().parents[2]
-LOCK_SECONDS = 3.0  # for the children of a killed `up` to end
+LOCK_SECONDS = 5.0  # for the children of a killed `up` to end
 STOP_MARGIN_SECONDS = 10.0  # for a child to end, in addition to the time that its settings allow for requests
 
 
@@ -73,11 +73,23 @@ def _lock_folder(data: Path) -> Iterator[int]:
             descriptor = stack.enter_context(file_lock(path, LOCK_SECONDS, shared_with_children=True))
         except TimeoutError:
             raise OpenWorldError(
-                f"{data} is in use by another `openworld up` (pid {path.read_text() or 'unknown'}): "
+                f"{data} is in use by another `openworld up`{_holder(path)}: "
                 "use that one, stop it first, or give another folder with --data"
             ) from None
         path.write_text(str(os.getpid()))
         yield descriptor
+
+
+def _holder(path: Path) -> str:
+    """The process that wrote the lock file, empty if it has ended: then its children hold the lock."""
+    pid = path.read_text()
+    try:
+        os.kill(int(pid), 0)
+    except PermissionError:
+        pass  # a process of another user
+    except (OSError, ValueError):
+        return ""
+    return f" (pid {pid})"
 
 
 def _supervisor(server: ServiceSettings, worker: WorkerSettings, redis_socket: Path | None, lock: int) -> Supervisor:

@@ -20,6 +20,9 @@ import psutil
 import pytest
 import redis
 
+from models.errors import OpenWorldError
+from models.files import file_lock
+from openworld.commands import up as up_command
 from tasks.queue import connect
 from tests.support.paths import ROOT
 from tests.support.redis_servers import RedisServer
@@ -233,6 +236,22 @@ def test_a_port_in_use_is_reported_before_anything_starts(tmp_path: Path, settin
 def test_a_redis_folder_that_cannot_be_made_is_reported_before_anything_starts(tmp_path: Path) -> None:
     (tmp_path / "redis").write_text("a file")
     assert refused(tmp_path) == f"error: [Errno 17] File exists: '{tmp_path / 'redis'}'\n"
+
+
+def test_the_children_of_a_killed_up_keep_the_folder_without_a_pid(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(up_command, "LOCK_SECONDS", 0)
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    with file_lock(tmp_path / ".up.lock"):
+        for pid, shown in ((ended.pid, ""), (os.getpid(), f" (pid {os.getpid()})"), ("", "")):
+            (tmp_path / ".up.lock").write_text(str(pid))
+            with (
+                pytest.raises(OpenWorldError, match=re.escape(f"by another `openworld up`{shown}: ")),
+                up_command._lock_folder(tmp_path),
+            ):
+                pass
 
 
 def test_a_configuration_error_of_a_child_stops_all_with_its_message(tmp_path: Path) -> None:
