@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Annotated
 
 from fastapi import Depends, Request
@@ -15,7 +16,7 @@ from models.inference.providers import gpu_present
 from models.inference.runtime import RuntimeCache
 from models.versions.data_format import open_data_folder
 from models.versions.store import VersionStore
-from service.errors import NoQueue
+from service.errors import NoQueue, NotFound
 from service.http.auth import Keyring
 from service.http.limits import Admission, RateLimiter, RequestLimits
 from service.inbox import Inbox, InboxLimits, Thumbnails
@@ -138,8 +139,9 @@ class Container:
 
     def find_image(self, id: str) -> bytes | None:
         """The image of a novelty or of a recent prediction; None if it is not kept. Reads the disk."""
-        if self.inbox is not None and self.inbox.get(id) is not None:
-            return self.inbox.read_image(id)
+        if self.inbox is not None:
+            with suppress(NotFound):
+                return self.inbox.read_image(id)
         sighting = self.recent.get(id)
         return None if sighting is None else sighting.data
 

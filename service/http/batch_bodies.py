@@ -1,7 +1,7 @@
 """The labelled batch of a request: a form with a field per class, a zip with a folder per class, or JSON with ids.
 
-Each becomes a `LabelledBatch`, or a `BatchError` that lists every problem. Uploads are spooled to temporary files; the
-batch reads its images from there, one at a time.
+Each becomes a `LabelledBatch`, or a `BatchError` that lists every problem. Uploads, and the images that ids
+name, are spooled to temporary files; the batch reads its images from there, one at a time.
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ from collections.abc import AsyncGenerator, Callable, Collection
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
+from typing import BinaryIO
 
 from starlette.datastructures import UploadFile
 from starlette.requests import Request
 
+from models.errors import OpenWorldError
 from service.errors import BodyTooLarge, UnsupportedBody
-from service.http.bodies import body_chunks, content_type, parse_json_body, read_form
+from service.http.bodies import SpooledPart, body_chunks, content_type, parse_json_body, read_form
 from service.wire.tasks import Labels
 from tasks.batch import BatchCheck, BatchLimits, LabelledBatch, open_batch
 
@@ -39,7 +41,7 @@ async def read_batch(
         elif kind in ("application/zip", "application/x-zip-compressed", "application/octet-stream"):
             batch = await _read_zip(request, known, limits, stack)
         elif kind == "application/json":
-            batch, ids = await _read_labels(request, known, limits, find_image)
+            batch, ids = await _read_labels(request, known, limits, find_image, stack)
         else:
             raise UnsupportedBody(
                 "send a form with one field per class (-F cat=@1.jpg), a zip (Content-Type: application/zip), "
@@ -82,30 +84,42 @@ async def _read_zip(
 
 
 async def _read_labels(
-    request: Request, known: Collection[str], limits: BatchLimits, find_image: FindImage
+    request: Request, known: Collection[str], limits: BatchLimits, find_image: FindImage, stack: AsyncExitStack
 ) -> tuple[LabelledBatch, list[str]]:
     body = b"".join([chunk async for chunk in body_chunks(request, MAX_JSON, ADVICE)])
     if body.count(b",") > limits.max_images + limits.max_classes:
         raise BodyTooLarge(f"a batch may have {limits.max_images} images: {ADVICE}")
     labels = parse_json_body(Labels, body, '{"classes": {"cat": ["<id>", ...]}}')
-    batch = await asyncio.to_thread(_check_labels, labels, known, limits, find_image)
+    spool = stack.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 (the stack closes it)
+    batch = await asyncio.to_thread(_check_labels, labels, known, limits, find_image, spool)
     return batch, [id for ids in labels.classes.values() for id in ids]
 
 
-def _check_labels(labels: Labels, known: Collection[str], limits: BatchLimits, find_image: FindImage) -> LabelledBatch:
-    check = BatchCheck(known, limits)
+def _check_labels(
+    labels: Labels, known: Collection[str], limits: BatchLimits, find_image: FindImage, spool: BinaryIO
+) -> LabelledBatch:
+    check, copies = BatchCheck(known, limits), dict[str, SpooledPart]()
     for label, ids in labels.classes.items():
         check.declare(label)
         for id in ids:
             try:
-                check.add(label, id, partial(_read_by_id, find_image, id))
+                check.add(label, id, partial(_read_by_id, find_image, id, copies, spool))
             except LookupError as error:
                 check.problem(str(error))
     return check.finish()
 
 
-def _read_by_id(find_image: FindImage, id: str) -> bytes:
+def _read_by_id(find_image: FindImage, id: str, copies: dict[str, SpooledPart], spool: BinaryIO) -> bytes:
+    """Find an image once and copy it: the inbox or the recent predictions may drop it before it is read again."""
+    if id in copies:
+        return copies[id].read()
     data = find_image(id)
     if data is None:
         raise LookupError(f"the image of id {id[:80]!r} is not kept: leave it out, or send the image itself")
+    part = SpooledPart(spool)
+    try:
+        part.write(data)
+    except OSError as error:  # not a problem of the batch
+        raise OpenWorldError(f"the image of id {id[:80]!r} cannot be spooled: {error}") from error
+    copies[id] = part
     return data

@@ -62,14 +62,14 @@ async def body_chunks(
             return
 
 
-class _SpooledPart:
-    """A file of a form inside a file that all of them share: a form may have more files than descriptors."""
+class SpooledPart:
+    """A part of a file that the images of a batch share: a batch may have more images than descriptors."""
 
     def __init__(self, spool: BinaryIO) -> None:
         self._spool, self._start, self._size = spool, 0, 0
 
     def write(self, data: bytes) -> int:
-        self._start = self._spool.seek(0, io.SEEK_END) - self._size  # the parts of a form arrive one after another
+        self._start = self._spool.seek(0, io.SEEK_END) - self._size  # parts are written one after another
         self._size += len(data)
         return self._spool.write(data)
 
@@ -93,7 +93,7 @@ class _FormParser(MultiPartParser):
     def on_headers_finished(self) -> None:
         super().on_headers_finished()
         if self.spool is not None and self._current_part.file is not None:
-            self._current_part.file.file = cast(BinaryIO, _SpooledPart(self.spool))
+            self._current_part.file.file = cast(BinaryIO, SpooledPart(self.spool))
             self._files_to_close_on_error.pop().close()
 
     def on_end(self) -> None:

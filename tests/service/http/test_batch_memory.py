@@ -1,6 +1,7 @@
 """A submitted batch is spooled to disk: memory does not grow with its size."""
 
 import asyncio
+import json
 import tracemalloc
 from collections.abc import Iterator
 
@@ -55,3 +56,18 @@ def test_the_memory_of_a_form_does_not_grow_with_its_files() -> None:
     assert total > COUNT * ONE * 0.9
     assert peak < 10 * ONE + COUNT * 8192
     assert peak < total / 5
+
+
+def test_an_image_that_leaves_the_inbox_after_the_check_is_still_read() -> None:
+    images = [make_image(seed) for seed in range(3)]
+    inbox = {f"id {seed}": image for seed, image in enumerate(images)}
+    body = json.dumps({"classes": {"cat": [*inbox, "id 0"]}}).encode()
+
+    async def read() -> None:
+        request = request_of("application/json", iter([body]))
+        async with read_batch(request, [], BatchLimits(), lambda id: inbox.pop(id, None)) as (batch, _):
+            assert not inbox
+            assert batch.duplicates == 1
+            assert {batch.read(image.sha256) for image in batch.images} == set(images)
+
+    asyncio.run(read())

@@ -12,6 +12,7 @@ import httpx2 as httpx
 import numpy as np
 import pytest
 
+from models.files import sha256_bytes
 from models.versions.store import VersionStore
 from tests.support.batches import check_batch
 from tests.support.learning_loop import Loop, batch, loop
@@ -69,6 +70,17 @@ def test_novelties_and_predictions_are_labelled_by_their_ids(idle: Loop) -> None
     assert response.json()["counts"] == {"gizmo": 2, "widget": 2}
     labelled = httpx.get(f"{idle.url}/novelties", params={"state": "labelled"}).json()["items"]
     assert set(by_novelty) <= {item["id"] for item in labelled}
+
+
+def test_a_novelty_whose_image_is_lost_is_a_problem_of_the_batch(idle: Loop) -> None:
+    image = novel_image(45)
+    httpx.post(f"{idle.url}/predict", content=image)
+    wait_until(lambda: list((idle.data / "inbox").rglob(sha256_bytes(image))))
+    for path in (idle.data / "inbox").rglob(sha256_bytes(image)):
+        path.unlink()
+    response = post(idle, json={"classes": {"gadget": [sha256_bytes(image)]}})
+    assert (response.status_code, response.json()["code"]) == (422, "batch_invalid")
+    assert "is not kept" in response.text
 
 
 def test_every_problem_of_a_batch_is_listed_in_one_response(idle: Loop) -> None:
