@@ -1,7 +1,7 @@
 """The data folder during a training: one training at a time, and a failed one leaves no files behind."""
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
@@ -67,10 +67,14 @@ class Rollback:
         in_use = (root / "backbone.json").exists()
         self._files = [] if in_use else [root / name for name in TRAINING_FILES if not (root / name).exists()]
 
-    def put(self, sha256: str, data: bytes) -> None:
-        """Store an image, to be removed by `run` if the store did not hold it before."""
-        if sha256 not in self._images:
-            self._added.append(sha256)
+    def put(self, sha256: str, read: Callable[[str], bytes]) -> None:
+        """Store an image, to be removed by `run` if the store did not hold it before. One that it holds is not read."""
+        try:
+            data = self._images.read(sha256)
+        except StoreError:  # missing or damaged
+            data = read(sha256)
+            if sha256 not in self._images:
+                self._added.append(sha256)
         self._images.put(data)
 
     def run(self) -> None:

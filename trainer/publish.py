@@ -172,7 +172,7 @@ class _Training:
             raise CorruptVersion(f"{made_with}, but {used} is in use", "backbone")
         if not self.images_stored:
             for image in batch.images:
-                rollback.put(image.sha256, batch.read(image.sha256))
+                rollback.put(image.sha256, batch.read)
         # Every version of a folder shares the graphs. Exported before the training, so that an error shows at once.
         graphs = parent.manifest.graphs if parent.manifest else {}
         graphs = graphs or {role: store.add_graph(data) for role, data in export(backbone).items()}

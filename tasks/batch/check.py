@@ -32,7 +32,7 @@ class LabelledBatch:
     """Images that passed the check, by hash; their bytes stay where they lie."""
 
     images: tuple[LabelledImage, ...]
-    read: Callable[[str], bytes] = field(repr=False, compare=False)  # sha256 -> the bytes, verified
+    read: Callable[[str], bytes] = field(repr=False, compare=False)  # sha256 -> the verified bytes, or StoreError
     duplicates: int = 0  # copies within a class, left out of `images`
     total_bytes: int = 0
 
@@ -166,12 +166,10 @@ class BatchCheck:
         remedy = "leave the batch unchanged while it is read, and submit it again"
         try:
             data = read()
-        except (OSError, StoreError, LookupError) as error:
-            raise BatchError(
-                [f"{quoted(origin)} cannot be read a second time ({reason_of(error)}): {remedy}"]
-            ) from error
+        except (OSError, StoreError) as error:
+            raise StoreError(f"{quoted(origin)} cannot be read a second time ({reason_of(error)}): {remedy}") from error
         if sha256_bytes(data) != sha256:
-            raise BatchError([f"{quoted(origin)} changed while the batch was read: {remedy}"])
+            raise StoreError(f"{quoted(origin)} changed while the batch was read: {remedy}")
         return data
 
     def _reject(self, label: str, origin: str, reason: str) -> None:

@@ -9,10 +9,10 @@ import pytest
 
 pytest.importorskip("torch")
 
+from models.errors import StoreError
 from models.files import sha256_bytes
 from models.versions.store import VersionStore
 from tasks.batch import LabelledBatch, open_batch
-from tasks.errors import BatchError
 from tasks.images import ImageStore
 from tests.support.batches import check_batch
 from tests.support.images import write_classes
@@ -108,9 +108,27 @@ def test_an_image_that_changes_between_the_check_and_the_store_stops_the_task(da
     before = sorted(str(path) for path in data.rglob("*"))
     with open_batch(folder) as batch:
         (folder / "plum" / "3.jpg").write_bytes(TinyImages().read("fig/0"))
-        with pytest.raises(BatchError, match=r"'plum/3.jpg' changed while the batch was read"):
+        checkpoint = data / "work" / batch.task_id
+        checkpoint.mkdir(parents=True)  # of an interrupted training
+        with pytest.raises(StoreError, match=r"'plum/3.jpg' changed while the batch was read"):
             learn(data, batch)
+        assert checkpoint.is_dir()
     assert VersionStore(data).current() == 3
     assert not any(sha256_bytes(image) in ImageStore(data) for image in IMAGES)
     new = {path for path in map(str, data.rglob("*")) if path not in before}
-    assert {Path(path).name for path in new} <= {"work", ".lock"}
+    assert {Path(path).name for path in new} <= {"work", ".lock", checkpoint.name}
+
+
+def test_an_interrupted_training_continues_without_the_files_whose_images_are_stored(
+    data: Path, tmp_path: Path
+) -> None:
+    folder = write_classes(tmp_path / "batch", {"plum": IMAGES})
+    images = ImageStore(data)
+    for image in IMAGES[1:]:
+        images.put(image)
+    damaged = sha256_bytes(IMAGES[1])
+    (data / "images" / damaged[:2] / damaged).write_bytes(b"damaged")
+    with open_batch(folder) as batch:
+        (folder / "plum" / "2.jpg").unlink()
+        assert learn(data, batch).state == "published"
+    assert images.read(damaged) == IMAGES[1]
