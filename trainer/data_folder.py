@@ -1,4 +1,4 @@
-"""The data folder during a training: one training at a time, and a failed one leaves no files behind."""
+"""The data folder during a training: one training at a time, and a failed one leaves only lock files behind."""
 
 import shutil
 from collections.abc import Callable, Iterator
@@ -12,8 +12,8 @@ from tasks.images import ImageStore
 
 # What a training creates in a data folder. Other programs keep files of their own there.
 TRAINING_FILES = (
-    *("backbone.json", "backbone.safetensors", "images", "graphs", "work"),
-    *("versions", "rejected", "promotions.jsonl", "FORMAT", ".lock"),
+    *("backbone.json", "backbone.safetensors", "images", "graphs", "work/*"),
+    *("versions", "rejected", "promotions.jsonl", "FORMAT"),
 )
 
 
@@ -60,12 +60,14 @@ class Rollback:
     """
 
     def __init__(self, root: Path) -> None:
-        root = root.absolute()
-        self._images = ImageStore(root)
+        self._root, self._images = root, ImageStore(root)
         self._added: list[str] = []
-        self._folders = [folder for folder in (root, *root.parents) if not folder.exists()]  # innermost first
-        in_use = (root / "backbone.json").exists()
-        self._files = [] if in_use else [root / name for name in TRAINING_FILES if not (root / name).exists()]
+        self._in_use = (root / "backbone.json").exists()
+        self._before = self._files()
+
+    def _files(self) -> set[Path]:
+        """Without lock files: a process that waits for a removed one would not exclude the next process."""
+        return {path for name in TRAINING_FILES for path in self._root.glob(name) if path.name != ".lock"}
 
     def put(self, sha256: str, read: Callable[[str], bytes]) -> None:
         """Store an image, to be removed by `run` if the store did not hold it before. One that it holds is not read."""
@@ -82,9 +84,6 @@ class Rollback:
         for sha256 in self._added:
             with suppress(StoreError):
                 self._images.remove(sha256)
-        for path in self._files:
+        for path in set() if self._in_use else self._files() - self._before:
             with suppress(OSError):
                 files.remove(path)
-        for folder in self._folders:
-            with suppress(OSError):  # not empty: another process uses it
-                folder.rmdir()

@@ -75,11 +75,11 @@ def test_another_backbone_than_the_recorded_one_is_refused(first: Path, batches:
     assert tree(first) == before
 
 
-def test_an_unknown_backbone_creates_no_data_folder(batches: SimpleNamespace, tmp_path: Path, run: Run) -> None:
+def test_an_unknown_backbone_leaves_only_lock_files(batches: SimpleNamespace, tmp_path: Path, run: Run) -> None:
     code, _, err = run("learn", batches.first, "--data", tmp_path / "a" / "b", "--backbone", "no_such_model")
     assert code == 2
     assert "no_such_model" in err
-    assert not (tmp_path / "a").exists()
+    assert tree(tmp_path / "a" / "b") == {"work": ""}
 
 
 def test_an_invalid_setting_is_named_by_its_option_or_its_variable(
@@ -153,7 +153,7 @@ def test_a_disk_that_fills_up_while_images_are_stored_leaves_no_files(
         assert code == 2
         assert "the disk is full" in err
     assert tree(first) == before
-    assert not (tmp_path / "a").exists()
+    assert tree(tmp_path / "a" / "b") == {"work": ""}
 
 
 def test_a_disk_that_is_full_at_publication_keeps_the_current_version_and_the_epochs(

@@ -132,3 +132,20 @@ def test_an_interrupted_training_continues_without_the_files_whose_images_are_st
         (folder / "plum" / "2.jpg").unlink()
         assert learn(data, batch).state == "published"
     assert images.read(damaged) == IMAGES[1]
+
+
+def test_a_failed_first_training_leaves_only_the_lock_files_behind(
+    batch: LabelledBatch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: Any) -> Any:
+        raise StoreError("not now")
+
+    monkeypatch.setattr(VersionStore, "publish", fail)
+    with training_lock(tmp_path), pytest.raises(StoreError, match="another training"):
+        learn(tmp_path, batch)
+    locks = {path: path.stat().st_ino for path in (tmp_path / ".lock", tmp_path / "work" / ".lock")}
+    (tmp_path / "FORMAT").unlink()
+    for _ in range(2):
+        with pytest.raises(StoreError, match="not now"):
+            learn(tmp_path, batch)
+        assert {path: path.stat().st_ino for path in tmp_path.rglob("*") if path.is_file()} == locks
