@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shlex
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -21,53 +19,21 @@ from typing import Any
 
 from benchmarks.machine import machine
 from benchmarks.serving import contenders, run
-from benchmarks.serving.load import EXPECTED
-from benchmarks.serving.made_images import write_images
 from benchmarks.serving.peers import ROOT
 from benchmarks.serving.report import bar
-from benchmarks.serving.workload import ASKED, COMMAND_SECONDS, LEARNED_FROM, TASKS, UNKNOWN_CLASS, Workload
+from benchmarks.serving.workload import prepare
 
 LEAST = 0.97  # new throughput as a share of the old one
 # Names that both checkouts know: an unknown OPENWORLD_ variable stops the program.
 SETTINGS = {"OPENWORLD_BACKBONE": "tf_efficientnet_lite0"}
 
 
-def openworld(root: Path, *words: str) -> str:
-    """The output of one `openworld` command of a checkout."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("OPENWORLD_")}
-    environment |= {**SETTINGS, "PYTHONPATH": str(root)}
-    command = [sys.executable, "-m", "openworld", *words]
-    done = subprocess.run(
-        command, cwd=root, env=environment, stdout=subprocess.PIPE, text=True, check=True, timeout=COMMAND_SECONDS
-    )
-    return done.stdout
-
-
-def learn(root: Path, work: Path, tasks: list[Path], asked: list[Path]) -> Workload:
-    """The workload of one checkout: its own data folder and the labels that its model gives."""
-    for task in tasks:
-        openworld(root, "learn", str(task), "--data", str(work / "data"))
-    images = work / "images"
-    images.mkdir()
-    for number, path in enumerate(asked):
-        shutil.copyfile(path, images / f"{number:04d}.jpg")
-    answers = openworld(root, "predict", str(images), "--data", str(work / "data"), "--json").splitlines()
-    expected = {Path(answer["file"]).name: answer["label"] for answer in map(json.loads, answers)}
-    (images / EXPECTED).write_text(json.dumps(expected))
-    return Workload(work / "data", images)
-
-
 def measure(old: Path, work: Path, rounds: int, seconds: float, clients: int) -> dict[str, Any]:
-    tasks = [work / f"task {number}" for number in range(len(TASKS))]
-    for task, classes in zip(tasks, TASKS, strict=True):
-        write_images(task, classes, LEARNED_FROM)
-    names = [name for task in TASKS for name in task] + [UNKNOWN_CLASS]
-    asked = [path for paths in write_images(work / "asked", names, ASKED).values() for path in paths]
     plans = {}
     for name, root in {"old": old.resolve(), "new": ROOT}.items():
         (work / name).mkdir()
         print(f"{name}: learning", file=sys.stderr)
-        workload = learn(root, work / name, tasks, asked)
+        workload = prepare(work / name, None, None, root, SETTINGS)
         plans[name] = run.Plan(workload, work / name, seconds, clients, lambda text: None, root)
     found: dict[str, list[run.Figures]] = {"old": [], "new": []}
     for number in range(rounds):

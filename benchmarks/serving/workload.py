@@ -7,13 +7,14 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks.serving.load import EXPECTED
 from benchmarks.serving.made_images import write_images
+from benchmarks.serving.peers import ROOT
 from models.versions.store import VersionStore
 
 TASKS = (("moss", "slate", "rust"), ("sand", "reed", "ember"), ("frost", "clay", "plum"))
@@ -59,14 +60,20 @@ class Workload:
         }
 
 
-def prepare(work: Path, data: Path | None, images: Path | None) -> Workload:
-    """Copy the given folders as far as they are needed; make what is not given."""
+def prepare(
+    work: Path,
+    data: Path | None,
+    images: Path | None,
+    root: Path = ROOT,
+    settings: Mapping[str, str] = QUICK,
+) -> Workload:
+    """Copy the given folders as far as they are needed; make what is not given, with the code of checkout `root`."""
     made = work / "made"
     asked: Sequence[Path]
     if data is None:
         for number, classes in enumerate(TASKS):
             write_images(made / f"task {number}", classes, LEARNED_FROM)
-            _openworld("learn", str(made / f"task {number}"), "--data", str(work / "data"), **QUICK)
+            _openworld(root, settings, "learn", str(made / f"task {number}"), "--data", str(work / "data"))
     else:
         _copy(data, work / "data")
     if images is None:
@@ -81,7 +88,7 @@ def prepare(work: Path, data: Path | None, images: Path | None) -> Workload:
     target.mkdir()
     for number, path in enumerate(asked):
         shutil.copyfile(path, target / f"{number:04d}.jpg")
-    printed = _openworld("predict", str(target), "--data", str(work / "data"), "--json")
+    printed = _openworld(root, {}, "predict", str(target), "--data", str(work / "data"), "--json")
     answers = [json.loads(line) for line in printed.splitlines()]
     expected = {Path(answer["file"]).name: answer["label"] for answer in answers}
     (target / EXPECTED).write_text(json.dumps(expected))
@@ -98,10 +105,12 @@ def _copy(source: Path, target: Path) -> None:
             shutil.copyfile(source / name, target / name)
 
 
-def _openworld(*words: str, **environment: str) -> str:
+def _openworld(root: Path, settings: Mapping[str, str], *words: str) -> str:
+    """The output of one `openworld` command of a checkout."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("OPENWORLD_")}
+    environment |= {**settings, "PYTHONPATH": str(root)}
     command = [sys.executable, "-m", "openworld", *words]
-    settings = {name: value for name, value in os.environ.items() if not name.startswith("OPENWORLD_")}
     done = subprocess.run(
-        command, env={**settings, **environment}, stdout=subprocess.PIPE, text=True, check=True, timeout=COMMAND_SECONDS
+        command, cwd=root, env=environment, stdout=subprocess.PIPE, text=True, check=True, timeout=COMMAND_SECONDS
     )
     return done.stdout
