@@ -47,7 +47,7 @@ def install(folder: Path, configuration: str, **environment: str) -> dict[str, s
 
 def test_uv_is_installed_once_and_shows_its_progress(tmp_path: Path) -> None:
     first = install(tmp_path, "")
-    assert first["uv"] == f"uv pip install --python {tmp_path}/bin/python --editable .[all]"
+    assert first["uv"] == f"uv pip install --compile-bytecode --python {tmp_path}/bin/python --editable .[all]"
     (tmp_path / "bin" / "uv").write_text((tmp_path / "bin" / "uv").read_text().replace("uv ", "the same uv "))
     assert install(tmp_path, "")["uv"].startswith("the same uv pip install")
 
