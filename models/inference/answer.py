@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -13,6 +13,9 @@ from models.inference.evidence import Evidence, Floats
 from models.inference.model import Model
 
 NEAREST = 3
+SURE_SHARE = 0.7  # the least share of a label that the model is sure of
+
+Certainty = Literal["sure", "unsure", "novel"]
 
 
 @dataclass(frozen=True)
@@ -21,6 +24,7 @@ class Answer:
 
     label: str | None  # None when novel
     novel: bool
+    certainty: Certainty
     score: float | None  # the rule's log-score of the best class; None while nothing is learned
     calibrated_score: float  # the quantile of `score` among held-out known images
     p_novel: float
@@ -31,7 +35,7 @@ class Answer:
         return asdict(self)
 
 
-NOTHING_KNOWN = Answer(None, True, None, 0.0, 1.0, None, [])
+NOTHING_KNOWN = Answer(None, True, "novel", None, 0.0, 1.0, None, [])
 
 
 def answer(model: Model, evidence: Evidence) -> list[Answer]:
@@ -60,18 +64,28 @@ def answer(model: Model, evidence: Evidence) -> list[Answer]:
         novel = not scores[i] >= threshold or labels[best] is None
         p_known = 1 - float(novelty[i])
         p_known = min(p_known, 0.5) if novel else max(p_known, 0.5)
+        label = None if novel else labels[best]
+        nearest = _nearest(labels, p_known * parts[i], order[i].tolist())
         answers.append(
             Answer(
-                label=None if novel else labels[best],
+                label=label,
                 novel=novel,
+                certainty=certainty(label, nearest),
                 score=float(scores[i]),
                 calibrated_score=float(calibrated[i]),
                 p_novel=float(novelty[i]),
                 task=int(tasks[best]),
-                nearest=_nearest(labels, p_known * parts[i], order[i].tolist()),
+                nearest=nearest,
             )
         )
     return answers
+
+
+def certainty(label: str | None, nearest: Sequence[tuple[str, float]]) -> Certainty:
+    """ "novel" without a label; "sure" if the label's share in `nearest` is at least SURE_SHARE; else "unsure"."""
+    if label is None:
+        return "novel"
+    return "sure" if dict(nearest).get(label, 0.0) >= SURE_SHARE else "unsure"
 
 
 def _nearest(labels: Sequence[str | None], shares: Floats, order: Sequence[int]) -> list[tuple[str, float]]:

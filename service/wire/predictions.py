@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -10,6 +10,7 @@ _KNOWN: dict[str, Any] = {
     "id": "0193f1c2a4b7c0ffee120001",
     "label": "apple",
     "novel": False,
+    "certainty": "sure",
     "score": -3.1,
     "calibrated_score": 0.62,
     "p_novel": 0.08,
@@ -22,6 +23,7 @@ _NOVEL: dict[str, Any] = {
     "id": "0193f1c2a4b7c0ffee120002",
     "label": None,
     "novel": True,
+    "certainty": "novel",
     "score": -19.8,
     "calibrated_score": 0.01,
     "p_novel": 0.97,
@@ -30,6 +32,11 @@ _NOVEL: dict[str, Any] = {
 _FAILED: dict[str, Any] = {
     "error": {"code": "broken_image", "detail": "the image cannot be decoded, it is damaged or cut short"}
 }
+
+Certainty = Annotated[
+    Literal["sure", "unsure", "novel"],
+    Field(description="sure: the label's share is at least 0.7; unsure: it is smaller; novel: there is no label"),
+]
 
 
 class Nearest(BaseModel):
@@ -48,6 +55,7 @@ class Prediction(BaseModel):
     id: str = Field(description="identifies this answer, for example to correct it later")
     label: str | None = Field(description="the class, or null when the image is novel")
     novel: bool = Field(description="true: the image belongs to none of the learned classes")
+    certainty: Certainty
     score: float | None = Field(description="log-score of the best class; null while nothing is learned")
     calibrated_score: float = Field(description="its quantile among known images, 0 to 1; comparable across versions")
     p_novel: float = Field(description="probability of no learned class, by another measure: decide by `novel`")
@@ -112,6 +120,7 @@ class Explanation(BaseModel):
     version: int = Field(description="the version that answered; 0 while nothing is learned")
     label: str | None
     novel: bool
+    certainty: Certainty
     score: float | None
     threshold: float | None = Field(description="a score below it is novel; null while nothing is learned")
     calibrated_score: float

@@ -26,7 +26,9 @@ def test_learned_classes_are_recognised(first: Path, batches: SimpleNamespace, r
     assert len(answers) == 12
     right = [Path(answer["file"]).parent.name == answer["label"] for answer in answers]
     assert sum(right) >= 10
-    fields = {"file", "version", "label", "novel", "score", "calibrated_score", "p_novel", "task", "nearest"}
+    fields = {
+        *("file", "version", "label", "novel", "certainty", "score", "calibrated_score", "p_novel", "task", "nearest")
+    }
     assert set(answers[0]) == fields
     code, out, _ = run("predict", batches.first / "red" / "0.jpg", "--data", first)
     assert code == 0

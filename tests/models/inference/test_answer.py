@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.inference.answer import NOTHING_KNOWN, Answer, answer
+from models.inference.answer import NOTHING_KNOWN, SURE_SHARE, Answer, answer, certainty
 from models.inference.calibration import Calibration
 from models.inference.evidence import Evidence
 from models.inference.rules import Rule
@@ -88,6 +88,25 @@ def test_the_shares_of_a_known_image_sum_to_at_least_one_half_even_when_p_novel_
     one = answer_with([3, 1], p_not_ood=p_not_ood, threshold=KNOWN)
     assert not one.novel
     np.testing.assert_allclose([share for _, share in one.nearest], [0.375, 0.125])
+
+
+def test_an_answer_is_sure_from_a_share_of_70_percent_on() -> None:
+    assert SURE_SHARE == 0.7
+    assert certainty("a", [("a", 0.7), ("b", 0.3)]) == "sure"
+    assert certainty("a", [("a", np.nextafter(0.7, 0)), ("b", 0.3)]) == "unsure"
+    assert certainty("a", [("a", np.nan)]) == "unsure"
+    # Merged classes add up: the best class's label need not be the first one of `nearest`.
+    assert certainty("a", [("b", 0.8), ("a", 0.2)]) == "unsure"
+    assert certainty("a", []) == "unsure"
+    assert certainty(None, [("a", 0.9)]) == certainty(None, []) == "novel"
+
+
+def test_the_certainty_of_an_answer_follows_its_share() -> None:
+    assert answer_with([8, 1], p_not_ood=0.99, threshold=KNOWN).certainty == "sure"  # 0.88
+    assert answer_with([8, 1], p_not_ood=0.75, threshold=KNOWN).certainty == "unsure"  # 0.67
+    assert answer_with([5, 4], p_not_ood=0.99, threshold=KNOWN).certainty == "unsure"  # 0.55
+    assert answer_with([8, 1], p_not_ood=0.99, threshold=NOVEL).certainty == "novel"
+    assert NOTHING_KNOWN.certainty == "novel"
 
 
 def test_an_image_of_a_retired_class_is_novel_and_the_class_is_not_named() -> None:

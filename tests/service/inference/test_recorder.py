@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from models.inference.answer import Answer
+from models.inference.answer import Answer, certainty
 from models.inference.predictor import Scored
 from service.inbox import Inbox
 from service.inference.metrics import Metrics
@@ -22,7 +22,8 @@ EMBEDDING = np.ones(4, np.float32)
 
 def answer(novel: bool) -> Scored:
     label = None if novel else "apple"
-    return Scored(Answer(label, novel, -1.5, 0.25, 0.5, 0, [("apple", 0.5)]), EMBEDDING)
+    nearest = [("apple", 0.5)]
+    return Scored(Answer(label, novel, certainty(label, nearest), -1.5, 0.25, 0.5, 0, nearest), EMBEDDING)
 
 
 def predictions(metrics: Metrics) -> dict[tuple[str, ...], float]:

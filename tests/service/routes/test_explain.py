@@ -83,7 +83,7 @@ def test_the_numbers_are_those_of_the_models_functions(predictor: Predictor, ima
 def test_the_explanation_agrees_with_the_prediction(server: RunningServer, predictor: Predictor, image: bytes) -> None:
     prediction = server.post("/predict", content=image).json()["predictions"][0]
     explained = server.post("/explain", content=image).json()
-    shared = ("label", "novel", "score", "calibrated_score", "p_novel", "version")
+    shared = ("label", "novel", "certainty", "score", "calibrated_score", "p_novel", "version")
     assert {name: explained[name] for name in shared} == {name: prediction[name] for name in shared}
     own = explain(predictor, predictor.decode(image))
     here = Explanation.model_validate(explained)

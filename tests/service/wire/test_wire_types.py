@@ -1,4 +1,4 @@
-"""The wire types: their examples are valid, and what they repeat of the task queue agrees with it."""
+"""The wire types: their examples are valid, and what they repeat of the model and the task queue agrees with it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from typing import get_args
 import pytest
 from pydantic import BaseModel
 
+from models.inference import answer
 from service import wire
+from service.wire.predictions import Prediction
 from service.wire.tasks import TaskAnswer, TaskProgress, TaskState
 from tasks.queue import task as domain
 
@@ -29,6 +31,13 @@ def test_a_models_examples_are_instances_of_it(model: type[BaseModel]) -> None:
     for example in model.model_json_schema().get("examples", []):
         again = model.model_validate(example).model_dump(mode="json", exclude_unset=True)
         assert again == example  # the example has no field that the model lacks
+
+
+def test_certainty_on_the_wire_is_that_of_the_model() -> None:
+    field = Prediction.model_fields["certainty"]
+
+    assert get_args(field.annotation) == get_args(answer.Certainty)
+    assert f"at least {answer.SURE_SHARE};" in (field.description or "")
 
 
 def test_task_states_on_the_wire_are_those_of_the_queue() -> None:
