@@ -66,9 +66,7 @@ def main() -> None:
         for number, frame in enumerate(frames(arguments.source)):
             started = time.monotonic()
             try:
-                answer = client.predict(frame)
-                name = "novel" if answer.novel else answer.label
-                print(f"frame {number}: {name} (score {answer.calibrated_score:.2f})", flush=True)
+                print(f"frame {number}: {client.predict(frame).in_words()}", flush=True)
             except (ApiError, Unreachable) as error:
                 print(f"frame {number}: no answer: {error}", file=sys.stderr, flush=True)
             time.sleep(max(0.0, 1 / arguments.fps - (time.monotonic() - started)))

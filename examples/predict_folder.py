@@ -3,6 +3,8 @@
     python examples/predict_folder.py photos/ answers.csv
     OPENWORLD_KEY=... python examples/predict_folder.py photos/ answers.csv --url https://robots.example:8000
 
+The column `answer` is for people ("unsure: looks like pear (54 %), apple (31 %)"), `certainty` and `label` are for
+programs; `looks_like` and `share` are the most similar class, also of an image that was never seen.
 An image that cannot be read has its problem in the column `error`; the other images are answered. Exit code 1 says
 that there is at least one such row.
 """
@@ -19,7 +21,7 @@ from service.client import ApiError, Client, Failure, Prediction
 
 ENDINGS = {".jpg", ".jpeg", ".png", ".webp"}
 IMAGES_PER_REQUEST = 16  # several images per request save round trips; the server accepts 64 by default
-COLUMNS = ("file", "label", "novel", "calibrated_score", "p_novel", "looks_like", "version", "error")
+COLUMNS = ("file", "answer", "certainty", "label", "looks_like", "share", "version", "error")
 
 
 def predict(client: Client, paths: list[Path]) -> list[Prediction | str]:
@@ -39,11 +41,11 @@ def row(name: str, answer: Prediction | str) -> dict[str, str]:
         return {"file": name, "error": answer}
     return {
         "file": name,
+        "answer": answer.in_words(),
+        "certainty": answer.certainty,
         "label": answer.label or "",
-        "novel": str(answer.novel).lower(),
-        "calibrated_score": f"{answer.calibrated_score:.3f}",
-        "p_novel": f"{answer.p_novel:.3f}",
         "looks_like": answer.nearest[0].label if answer.nearest else "",
+        "share": f"{answer.nearest[0].share:.2f}" if answer.nearest else "",
         "version": str(answer.version),
     }
 

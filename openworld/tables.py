@@ -54,7 +54,7 @@ def print_report(manifest: Manifest) -> None:
     facts = {
         "version": _lineage(manifest),
         "images": ", ".join(f"{name} ({n})" for name, n in metrics["images_per_class"].items()),
-        "threshold": "none" if manifest.threshold is None else f"{manifest.threshold:.3f}",
+        "never seen": _threshold(manifest),
         "rule": manifest.rule["name"],
         "capacity": f"{percent(capacity['used_max'])} of {capacity['bottleneck']} units in the fullest adapter, "
         f"{percent(capacity['used_mean'])} on average",
@@ -91,6 +91,12 @@ def percent(value: float | None) -> str:
 
 def ratio(value: float | None) -> str:
     return "–" if value is None else f"{value:.3f}"
+
+
+def _threshold(manifest: Manifest) -> str:
+    if manifest.threshold is None:
+        return "every image"
+    return f"what scores below {100 * manifest.settings['accept']:.0f} % of known images"
 
 
 def _lineage(manifest: Manifest) -> str:

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 
 from models.errors import OpenWorldError
 from models.files import sha256_bytes
+from models.inference.answer import Answer
 from openworld import remote, tables
 from openworld.commands.demo_images import views
 from openworld.commands.teach import follow, zip_images
+from service.wire.predictions import in_words
 
 if TYPE_CHECKING:
     from service.client import Client, TaskAnswer
@@ -44,14 +46,20 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _result(name: str, labels: Sequence[str | None], taught: bool) -> str:
-    """The labels of one class's test views in words; None, for novel, is correct if the class is not taught."""
-    correct, novel = labels.count(name), labels.count(None)
-    wrong = [label for label in labels if label not in (name, None)]
-    parts = [f"{tables.percent(correct / len(labels))} correct"] if taught or correct else []
-    parts += [f"{tables.percent(novel / len(labels))} novel"] if novel else []
-    parts += [f"{len(wrong)} as {', '.join(sorted(set(map(str, wrong))))}"] if wrong else []
+def summarise(name: str, answers: Sequence[Answer], taught: bool) -> str:
+    """The answers to one class's test views in words; "never seen" is correct if the class is not taught."""
+    correct = [one for one in answers if one.label == name]
+    sure = sum(one.certainty == "sure" for one in correct)
+    never_seen = sum(one.novel for one in answers)
+    wrong = [one.label for one in answers if one.label not in (name, None)]
+    parts = [f"{len(correct)} correct ({sure} sure)"] if taught or correct else []
+    parts += [f"{never_seen} never seen"] if never_seen else []
+    parts += [f"{len(wrong)} wrong ({', '.join(sorted(set(map(str, wrong))))})"] if wrong else []
     return ", ".join(parts)
+
+
+def _words(answer: Answer) -> str:
+    return in_words(answer.certainty, answer.label, answer.nearest)
 
 
 class Demo:
@@ -75,10 +83,12 @@ class Demo:
         """Ask for views of classes that are not taught; the ids that the inbox kept, by class."""
         self._print(f"\nSend views of {' and '.join(names)}, which are not taught.")
         sent = {sha256_bytes(data): name for name in names for data in views(name, TRAINING_VIEWS)}
-        answers = [answer for name in names for answer in self._labels(views(name, TRAINING_VIEWS))]
-        novel = answers.count(None)
-        self._print(f"  {novel} of {len(answers)} views are novel.")
-        if not novel:
+        answers = [answer for name in names for answer in self._ask(views(name, TRAINING_VIEWS))]
+        novel = [answer for answer in answers if answer.novel]
+        self._print(f"  {len(novel)} of {len(answers)} views were never seen.")
+        if novel:
+            self._print(f"  For example: {_words(novel[0])}")
+        else:
             self._print("  The service knows these classes: the demo has run on it before.")
         found: dict[str, list[str]] = {name: [] for name in names}
         for novelty in self._client.novelties():
@@ -123,16 +133,16 @@ class Demo:
         self._taught.update(names)
         for name in CLASSES:
             images = views(name, TEST_VIEWS, FIRST_TEST_VIEW)
-            text = _result(name, self._labels(images, version), name in self._taught)
+            answers = self._ask(images, version)
+            text = summarise(name, answers, name in self._taught)
             self._cells[name].append(text)
             if name in names:
-                self._print(f"  {name}: {text}")
+                self._print(f"  {name}, {TEST_VIEWS} test views: {text}. For example: {_words(answers[0])}")
             self._test_images += [sha256_bytes(image) for image in images]
 
-    def _labels(self, images: Sequence[bytes], version: int | None = None) -> list[str | None]:
-        """The label of each image, None if it is novel."""
+    def _ask(self, images: Sequence[bytes], version: int | None = None) -> list[Answer]:
         answers = remote.RemotePredictor(self._client, version).predict(images)
-        return [None if isinstance(one, Exception) or one.novel else one.label for one in answers]
+        return [one for one in answers if isinstance(one, Answer)]
 
     def _print(self, text: str) -> None:
         tables.console().print(text, markup=False)

@@ -1,4 +1,4 @@
-"""`openworld predict`: answer for each image with a class, or `novel`."""
+"""`openworld predict`: say for each image which class it is and how sure that is, or that it was never seen."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from models.inference.answer import Answer
 from models.versions.store import VersionStore
 from openworld import remote, tables
 from openworld.progress import count_done
+from service.wire.predictions import in_words
 
 if TYPE_CHECKING:
     from models.inference.predictor import Predictor
 
-SUMMARY = "classify images: a learned class, or novel"
+SUMMARY = "classify images: a learned class, or never seen"
 EPILOG = """\
 examples:
   openworld predict photo.jpg --data robot
@@ -31,12 +32,14 @@ examples:
 
 The answer comes from the service that --url or OPENWORLD_URL names; else from the data folder that --data or
 OPENWORLD_DATA names; else from a service on this machine, when one is running; else from the folder ./data.
-The score is the image's quantile among held-out images of known classes, 0 to 1: the same scale in every version.
+An answer is sure (at least 70 % for one class), unsure (less; the two best classes are named) or never seen (none of
+the learned classes). The scores behind it are in --json.
 Exit code 1: at least one file could not be read; the others have their answer.
 """
 SUFFIXES = {".jpg", ".jpeg", ".png", ".webp"}
 FILES_IN_MEMORY = 64
 SOME_FAILED = 1
+STYLES = {"sure": "green", "unsure": "yellow", "novel": "cyan"}
 
 
 class AnyPredictor(Protocol):
@@ -97,8 +100,7 @@ def _predict(arguments: argparse.Namespace, predictor: AnyPredictor, source: str
             else:
                 rows.append(_row(path, answer))
     if not arguments.json:
-        columns = ["file", "answer", "score ", "p(novel) ", "nearest classes"]
-        tables.console().print(tables.table(columns, rows, title=f"version {version}{source}"))
+        tables.console().print(tables.table(["file", "answer"], rows, title=f"version {version}{source}"))
     return SOME_FAILED if failed else 0
 
 
@@ -137,7 +139,6 @@ def _row(path: Path, answer: Answer | str) -> list[str | Text]:
     # A file name that is not UTF-8 can be opened, but not printed.
     name = os.fsencode(path).decode(errors="replace")
     if isinstance(answer, str):
-        return [name, Text(f"error: {answer}", style="red"), "", "", ""]
-    label = Text(answer.label) if answer.label is not None else Text("novel", style="yellow")
-    nearest = ", ".join(f"{name} {tables.percent(share)}" for name, share in answer.nearest)
-    return [name, label, f"{answer.calibrated_score:.2f}", f"{answer.p_novel:.2f}", nearest]
+        return [name, Text(f"error: {answer}", style="red")]
+    words = in_words(answer.certainty, answer.label, answer.nearest)
+    return [name, Text(words, style=STYLES[answer.certainty])]

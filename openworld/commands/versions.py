@@ -29,7 +29,7 @@ The source is the service that --url or OPENWORLD_URL names; else the data folde
 else a service on this machine, when one is running; else the folder ./data. Rejected versions are listed from a data
 folder only; a service lists them as tasks: GET /tasks?state=rejected.
 """
-COLUMNS = ["", "version ", "parent ", "created", "learned", "classes ", "accuracy ", "AUC ", "threshold ", "capacity "]
+COLUMNS = ["", "version ", "parent ", "created", "learned", "classes ", "accuracy ", "AUC ", "capacity "]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -125,7 +125,7 @@ def _show(document: dict[str, Any], folder: Path | None) -> None:
 def _row(version: dict[str, Any], active: int | None) -> list[str]:
     mark = "active" if version["version"] == active else "current" if version["current"] else ""
     if "damaged" in version:
-        return [mark, str(version["version"]), "", "", f"damaged: {version['damaged']}", *[""] * 5]
+        return [mark, str(version["version"]), "", "", f"damaged: {version['damaged']}", *[""] * 4]
     added = set(version["added"])
     extended = [name for name in version["learned"] if name not in added]
     learned = tables.names(version["added"])
@@ -140,6 +140,5 @@ def _row(version: dict[str, Any], active: int | None) -> list[str]:
         str(version["classes"]),
         tables.percent(version["accuracy"]),
         tables.ratio(version["auc"]),
-        tables.ratio(version["threshold"]),
         tables.percent(version["capacity"]),
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -39,6 +40,26 @@ Certainty = Annotated[
 ]
 
 
+def in_words(certainty: str, label: str | None, nearest: Sequence[tuple[str, float]]) -> str:
+    """An answer as people read it.
+
+    sure: apple (93 %)
+    unsure: looks like pear (54 %), apple (31 %)
+    never seen; nearest: pear (12 %)
+    """
+    shares = dict(nearest)
+    if label is None:
+        return "; nearest: ".join(["never seen", *(_with_share(*one) for one in nearest[:1])])
+    best = _with_share(label, shares.pop(label, 0.0))
+    if certainty == "sure":
+        return f"sure: {best}"
+    return ", ".join([f"unsure: looks like {best}", *(_with_share(*one) for one in list(shares.items())[:1])])
+
+
+def _with_share(label: str, share: float) -> str:
+    return f"{label} (< 1 %)" if share < 0.005 else f"{label} ({100 * share:.0f} %)"
+
+
 class Nearest(BaseModel):
     """A known class that the image resembles."""
 
@@ -62,6 +83,10 @@ class Prediction(BaseModel):
     task: int | None = Field(description="the task that the best class was learned in, from 0")
     nearest: list[Nearest] = Field(description="the most similar classes, best first, also when novel")
     version: int = Field(description="the version that answered; 0 while nothing is learned")
+
+    def in_words(self) -> str:
+        """For people, for example "sure: apple (93 %)"; see `in_words` of this module."""
+        return in_words(self.certainty, self.label, [(one.label, one.share) for one in self.nearest])
 
 
 class ImageProblem(BaseModel):

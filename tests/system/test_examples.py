@@ -61,7 +61,9 @@ def test_the_camera_loop_names_known_frames_and_reports_novel_ones(service: Loop
     done = run("camera_loop.py", frames, "--fps", "100", url=service.url)
     assert done.returncode == 0, done.stderr
     named = [line.partition(" (")[0] for line in done.stdout.splitlines()]
-    assert named == ["frame 0: class 0", "frame 2: novel", "frame 3: class 3"]
+    assert named[0] == "frame 0: sure: class 0"
+    assert named[1].startswith("frame 2: never seen; nearest: class ")
+    assert named[2:] == ["frame 3: sure: class 3"]
     assert "frame 1: no answer" in done.stderr
     assert "unsupported_image" in done.stderr
 
@@ -76,7 +78,7 @@ def test_the_camera_loop_reads_a_snapshot_address(service: Loop) -> None:
         finally:
             process.kill()
             process.communicate()
-    assert [line.partition(" (")[0] for line in lines] == [f"frame {n}: class 2" for n in range(3)]
+    assert [line.partition(" (")[0] for line in lines] == [f"frame {n}: sure: class 2" for n in range(3)]
 
 
 def test_the_camera_loop_without_opencv_says_what_to_install(service: Loop, tmp_path: Path) -> None:
@@ -122,8 +124,10 @@ def test_a_folder_is_predicted_to_csv_with_one_row_per_image(service: Loop, tmp_
     with target.open(newline="") as file:
         rows = {row["file"]: row for row in csv.DictReader(file)}
     assert list(rows) == ["first.png", "more/fourth.png", "second.png", "third.png"]
-    assert (rows["first.png"]["label"], rows["first.png"]["novel"]) == ("class 1", "false")
-    assert (rows["second.png"]["label"], rows["second.png"]["novel"]) == ("", "true")
+    assert (rows["first.png"]["label"], rows["first.png"]["certainty"]) == ("class 1", "sure")
+    assert rows["first.png"]["answer"].startswith("sure: class 1 (")
+    assert (rows["second.png"]["label"], rows["second.png"]["certainty"]) == ("", "novel")
+    assert rows["second.png"]["answer"].startswith("never seen; nearest: class ")
     assert rows["second.png"]["looks_like"].startswith("class ")
     assert rows["third.png"]["error"] == "unsupported_image"
     assert rows["more/fourth.png"]["label"] == "class 4"

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from models.inference import answer
 from service import wire
-from service.wire.predictions import Prediction
+from service.wire.predictions import Prediction, Predictions, in_words
 from service.wire.tasks import TaskAnswer, TaskProgress, TaskState
 from tasks.queue import task as domain
 
@@ -38,6 +38,38 @@ def test_certainty_on_the_wire_is_that_of_the_model() -> None:
 
     assert get_args(field.annotation) == get_args(answer.Certainty)
     assert f"at least {answer.SURE_SHARE};" in (field.description or "")
+
+
+@pytest.mark.parametrize(
+    ("certainty", "label", "nearest", "words"),
+    [
+        ("sure", "apple", [("apple", 0.93), ("pear", 0.04)], "sure: apple (93 %)"),
+        (
+            "unsure",
+            "pear",
+            [("pear", 0.54), ("apple", 0.31), ("fig", 0.1)],
+            "unsure: looks like pear (54 %), apple (31 %)",
+        ),
+        ("unsure", "pear", [("pear", 0.5)], "unsure: looks like pear (50 %)"),
+        # Merged classes add up: the label need not come first.
+        ("unsure", "pear", [("apple", 0.4), ("pear", 0.3)], "unsure: looks like pear (30 %), apple (40 %)"),
+        ("novel", None, [("pear", 0.12), ("apple", 0.04)], "never seen; nearest: pear (12 %)"),
+        ("novel", None, [("pear", 1e-9)], "never seen; nearest: pear (< 1 %)"),
+        ("novel", None, [], "never seen"),
+    ],
+)
+def test_an_answer_in_words(certainty: str, label: str | None, nearest: list[tuple[str, float]], words: str) -> None:
+    assert in_words(certainty, label, nearest) == words
+
+    prediction = Prediction.model_validate(
+        {
+            **Predictions.model_json_schema()["examples"][0]["predictions"][0],
+            "certainty": certainty,
+            "label": label,
+            "nearest": [{"label": name, "share": share} for name, share in nearest],
+        }
+    )
+    assert prediction.in_words() == words
 
 
 def test_task_states_on_the_wire_are_those_of_the_queue() -> None:
