@@ -111,9 +111,12 @@ def layer_norm(x: Tensor, task: TaskTensors, index: int, eps: float) -> Tensor:
 
 
 def adapter(a: Tensor, task: TaskTensors, index: int, masks: Masks | None) -> Tensor:
-    """a + m2 * (W2 relu(m1 * (W1 a + b1)) + b2): the masks apply to the branch, not to the skip connection."""
-    h = F.linear(a, task.w1[index], task.b1[index])
-    h = torch.relu(h if masks is None else masks.m1[index] * h)
+    """a + m2 * (W2 (m1 * relu(W1 a + b1)) + b2): the masks apply to the branch, not to the skip connection.
+
+    relu(m1 * ...) would be equal, but its gradient is 0 where m1 is exactly 0: such a unit would never come back.
+    """
+    h = torch.relu(F.linear(a, task.w1[index], task.b1[index]))
+    h = h if masks is None else masks.m1[index] * h
     out = F.linear(h, task.w2[index], task.b2[index])
     return a + (out if masks is None else masks.m2[index] * out)
 

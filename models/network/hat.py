@@ -6,34 +6,54 @@ of a learned task is 0 or 1 (e > 0). The cumulative mask is the element-wise max
 
 from __future__ import annotations
 
+from typing import Any, Literal
+
 import torch
 from torch import Tensor
+from torch.autograd import Function
 
 S_MAX = 500.0
 E_CLIP = 6.0  # keeps embeddings where the gradient of the sigmoid is large enough to change their sign
-COSH_CLIP = 50.0  # cosh overflows float32 near 89
+
+Anneal = Literal["linear", "geometric"]
 
 
-def temperature(step: int, steps: int, s_max: float = S_MAX) -> float:
+def temperature(step: int, steps: int, anneal: Anneal = "linear", s_max: float = S_MAX) -> float:
     """s at a step of an epoch: 1/smax at the first step, smax at the last."""
     progress = step / (steps - 1) if steps > 1 else 1.0
+    if anneal == "geometric":
+        return float(s_max ** (2 * progress - 1))
     return 1 / s_max + (s_max - 1 / s_max) * progress
 
 
 def soft_mask(embedding: Tensor, s: float) -> Tensor:
-    """Eq. smax: a = sigmoid(s e)."""
-    return torch.sigmoid(s * embedding)
+    """Eq. smax: a = sigmoid(s e), with HAT's compensated gradient dL/de = dL/da smax sigmoid'(e)."""
+    mask: Tensor = _SoftMask.apply(embedding, s)  # type: ignore[no-untyped-call]
+    return mask
+
+
+class _SoftMask(Function):
+    """sigmoid(s e), whose gradient does not depend on s.
+
+    HAT multiplies the gradient dL/da s sigmoid'(s e) by smax / s (cosh(s e) + 1) / (cosh(e) + 1), which is equal to
+    dL/da smax sigmoid'(e). As a product, it is 0 in float32 where s e > 17: there sigmoid(s e) is exactly 1.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, embedding: Tensor, s: float) -> Tensor:
+        ctx.save_for_backward(embedding)
+        return torch.sigmoid(s * embedding)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (embedding,) = ctx.saved_tensors
+        a = torch.sigmoid(embedding)
+        return gradients[0] * S_MAX * a * (1 - a), None
 
 
 def hard_mask(embedding: Tensor) -> Tensor:
     """The mask of a learned task: 0 or 1."""
     return (embedding > 0).to(embedding.dtype)
-
-
-def compensate(gradient: Tensor, embedding: Tensor, s: float, s_max: float = S_MAX) -> Tensor:
-    """The embedding's gradient as if the mask were sigmoid(e): with the annealed s it would be close to 0."""
-    numerator = torch.cosh(torch.clamp(s * embedding, -COSH_CLIP, COSH_CLIP)) + 1
-    return gradient * (s_max / s) * numerator / (torch.cosh(embedding) + 1)
 
 
 def sparsity(masks: list[Tensor], used: list[Tensor]) -> Tensor:

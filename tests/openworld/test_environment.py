@@ -11,7 +11,7 @@ import pytest
 
 from models.errors import OpenWorldError
 from openworld.cli import main
-from openworld.environment import DROPPED, KNOWN, PREFIX, RENAMED, SETTINGS, check_environment, settings_from
+from openworld.environment import DROPPED, KNOWN, PREFIX, RECIPE, RENAMED, SETTINGS, check_environment, settings_from
 from service.settings import ServiceSettings
 from tests.support.paths import ROOT
 from tests.support.settings import clean_environment
@@ -101,8 +101,7 @@ def test_the_tables_of_former_names_lead_to_names_that_exist() -> None:
     assert not former & KNOWN
     for new in RENAMED.values():
         assert f"{PREFIX}{new}".partition(" ")[0] in KNOWN
-    recipe = {f"{PREFIX}{name.upper()}" for name in Recipe.model_fields}
-    assert recipe <= former
+    assert {name.lower() for name in RECIPE.split()} <= Recipe.model_fields.keys()
 
 
 def test_names_without_a_group_are_those_that_several_programs_share() -> None:

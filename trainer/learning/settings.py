@@ -19,7 +19,9 @@ class Recipe(BaseModel):
     min_steps: int = Field(20, ge=1)  # per epoch: a small task is passed over more than once
     momentum: float = Field(0.9, ge=0, lt=1)
     weight_decay: float = Field(0.0, ge=0)
-    sparsity: float = Field(0.75, ge=0)  # lambda of HAT's sparsity loss
+    sparsity: float = Field(0.01, ge=0)  # lambda of HAT's sparsity loss; paper: 0.75
+    mask_rate: float = Field(30.0, gt=0)  # learning rate of the masks, relative to that of the weights; paper: 1
+    anneal: Literal["linear", "geometric"] = "linear"  # how the masks' s rises within an epoch, as in the paper
     replay: bool = True  # train with the replay memory as `ood`; off is plain HAT
     back_update: bool = True  # train earlier heads on the new task's images as `ood`
     back_learning_rate: float = Field(0.01, gt=0)

@@ -25,6 +25,7 @@ from trainer.learning.settings import LearnerSettings
 from trainer.learning.tokens import TokenCache
 
 ADAPTER_TENSORS = ("w1", "b1", "w2", "b2")
+EMBEDDINGS = ("e1", "e2")
 DECAYED = ("w1", "w2", "head_w")  # weight decay suits weights, but neither masks nor the gains of norms
 
 
@@ -114,11 +115,14 @@ class _TaskNetwork:
         }
         self.used1, self.used2 = (torch.tensor(used, device=device) for used in (shared.used1, shared.used2))
         self.protected = hat.protection(self.used1, self.used2)
-        decayed = [value for key, value in self.parameters.items() if key in DECAYED]
-        others = [value for key, value in self.parameters.items() if key not in DECAYED]
+        others = self.parameters.keys() - {*DECAYED, *EMBEDDINGS}
         groups: list[dict[str, Any]] = [
-            {"params": decayed, "weight_decay": settings.recipe.weight_decay},
-            {"params": others},
+            {"params": [self.parameters[key] for key in DECAYED], "weight_decay": settings.recipe.weight_decay},
+            {
+                "params": [self.parameters[key] for key in EMBEDDINGS],
+                "lr": settings.learning_rate * settings.recipe.mask_rate,
+            },
+            {"params": [self.parameters[key] for key in sorted(others)]},
         ]
         self.optimiser = torch.optim.SGD(groups, lr=settings.learning_rate, momentum=settings.recipe.momentum)
 
@@ -127,7 +131,7 @@ class _TaskNetwork:
         return TaskTensors(*(self.parameters[key] for key in (*ADAPTER_TENSORS, "norm_w", "norm_b")))
 
     def masks(self, s: float) -> Masks:
-        return Masks(*(hat.soft_mask(self.parameters[key], s) for key in ("e1", "e2")))
+        return Masks(*(hat.soft_mask(self.parameters[key], s) for key in EMBEDDINGS))
 
     def epoch(self, data: TaskData, rng: np.random.Generator) -> float:
         """Train on batches of new images, each with as many replayed ones as `ood` (Eq. ood_obj + Eq. hat_reg)."""
@@ -143,31 +147,26 @@ class _TaskNetwork:
                 keys += [data.replay[i] for i in replayed]
                 labels += [data.classes] * len(replayed)
             views = rng.integers(settings.views, size=len(keys)).tolist()
-            s = hat.temperature(step, len(starts))
-            masks = self.masks(s)
+            masks = self.masks(hat.temperature(step, len(starts), settings.recipe.anneal))
             z = tokens.backbone.blocks(tokens.get(keys, views), self.tensors, masks)
             logits = F.linear(z, self.parameters["head_w"], self.parameters["head_b"])
             loss = F.cross_entropy(logits, torch.tensor(labels, device=z.device))
             loss = loss + settings.recipe.sparsity * hat.sparsity(list(masks), [self.used1, self.used2])
-            self.step(loss, s)
+            self.step(loss)
             losses.append(float(loss.detach()))
         return float(np.mean(losses))
 
-    def step(self, loss: Tensor, s: float) -> None:
+    def step(self, loss: Tensor) -> None:
         """One optimiser step that leaves the entries of earlier tasks exactly as they are."""
         self.optimiser.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
-        for key in ("e1", "e2"):
-            embedding = self.parameters[key]
-            if embedding.grad is not None:
-                embedding.grad = hat.compensate(embedding.grad, embedding.detach(), s)
         before = {key: self.parameters[key].detach().clone() for key in ADAPTER_TENSORS}
         self.optimiser.step()
         with torch.no_grad():
             for key, old in before.items():
                 parameter = self.parameters[key]
                 parameter.copy_(torch.where(self.protected[key], old, parameter))
-            for key in ("e1", "e2"):
+            for key in EMBEDDINGS:
                 self.parameters[key].clamp_(-hat.E_CLIP, hat.E_CLIP)
 
     def state(self) -> Tensors:

@@ -22,6 +22,12 @@ def test_the_temperature_rises_in_equal_steps_from_one_over_smax_to_smax() -> No
     assert hat.temperature(10, 11) == pytest.approx(500)
 
 
+def test_the_geometric_temperature_rises_by_equal_factors_between_the_same_ends() -> None:
+    rising = [hat.temperature(step, 5, "geometric", s_max=16) for step in range(5)]
+    assert rising == pytest.approx([1 / 16, 1 / 4, 1, 4, 16])
+    assert hat.temperature(0, 1, "geometric") == pytest.approx(500)
+
+
 def test_the_last_step_of_an_epoch_has_hard_masks_even_if_it_is_the_only_step() -> None:
     # At 1/smax every mask would be sigmoid(e / 500), about one half, instead of the 0 or 1 that the learned task uses.
     assert hat.temperature(0, 1) == pytest.approx(500)
@@ -47,41 +53,49 @@ def test_the_soft_mask_becomes_the_hard_one_at_smax(seed: int) -> None:
     np.testing.assert_allclose(hat.soft_mask(e, hat.S_MAX).numpy(), hat.hard_mask(e).numpy(), atol=1e-6)
 
 
-def test_compensation_by_hand() -> None:
-    gradient, e = torch.tensor([1.0, 2.0, -1.0]), torch.tensor([0.0, 1.0, -2.0])
-    out = hat.compensate(gradient, e, s=2.0, s_max=10.0)
-    # smax / s = 5. At e = 0 both cosh are 1. cosh(1) = 1.543081, cosh(2) = 3.762196, cosh(4) = 27.308233.
-    expected = [1 * 5 * 2 / 2, 2 * 5 * 4.762196 / 2.543081, -1 * 5 * 28.308233 / 4.762196]
-    np.testing.assert_allclose(out.numpy(), expected, rtol=1e-5)
+def mask_gradient(upstream: Tensor, embedding: Tensor, s: float) -> Tensor:
+    """dL/de for L = sum(upstream * mask)."""
+    embedding = embedding.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad((upstream * hat.soft_mask(embedding, s)).sum(), embedding)
+    return gradient
 
 
-def test_compensation_clips_before_cosh_overflows() -> None:
-    # s e = 3000 and -3000 are taken as 50 and -50: (cosh(50) + 1) / (cosh(6) + 1), cosh(50) = 2.592353e21.
-    out = hat.compensate(torch.full((2,), 1e-20), torch.tensor([6.0, -6.0]), s=500.0)
-    np.testing.assert_allclose(out.numpy(), [25.92353 / (math.cosh(6) + 1)] * 2, rtol=1e-5)
-    just_below = hat.compensate(torch.tensor([1.0]), torch.tensor([4.9]), s=10.0)
-    just_above = hat.compensate(torch.tensor([1.0]), torch.tensor([5.1]), s=10.0)
-    assert just_below.item() == pytest.approx(50 * (math.cosh(49) + 1) / (math.cosh(4.9) + 1), rel=1e-4)
-    assert just_above.item() == pytest.approx(50 * (math.cosh(50) + 1) / (math.cosh(5.1) + 1), rel=1e-4)
+def test_the_gradient_of_a_mask_by_hand() -> None:
+    # sigmoid'(0) = 0.25, sigmoid'(1) = 0.196612, sigmoid'(-2) = 0.104994; all times smax = 500.
+    gradient = mask_gradient(torch.tensor([1.0, 2.0, -1.0]), torch.tensor([0.0, 1.0, -2.0]), s=2.0)
+    np.testing.assert_allclose(gradient.numpy(), [125.0, 196.612, -52.497], rtol=1e-5)
 
 
 @quick
-@given(seeds, st.floats(1 / 500, 500))
-def test_compensation_is_the_formula_of_the_hat_paper(seed: int, s: float) -> None:
+@given(seeds, st.floats(1 / 500, 3))  # above 3, cosh(s e) and 1 - sigmoid(s e) lose digits
+def test_the_gradient_of_a_mask_is_the_compensated_one_of_the_hat_paper(seed: int, s: float) -> None:
     rng = np.random.default_rng(seed)
-    g, e = rng.normal(size=30), rng.uniform(-6, 6, 30)
-    expected = g * 500 / s * (np.cosh(np.clip(s * e, -50, 50)) + 1) / (np.cosh(e) + 1)
-    np.testing.assert_allclose(hat.compensate(torch.tensor(g), torch.tensor(e), s).numpy(), expected, rtol=1e-9)
+    upstream, e = rng.normal(size=30), rng.uniform(-6, 6, 30)
+    a = 1 / (1 + np.exp(-s * e))
+    plain = upstream * s * a * (1 - a)
+    expected = plain * 500 / s * (np.cosh(s * e) + 1) / (np.cosh(e) + 1)
+    gradient = mask_gradient(torch.tensor(upstream), torch.tensor(e), s)
+    np.testing.assert_allclose(gradient.numpy(), expected, rtol=1e-6)
 
 
-@quick
-@given(seeds, st.floats(1 / 500, 3))  # above 3, 1 - sigmoid(s e) loses all digits
-def test_a_compensated_gradient_is_that_of_a_mask_at_temperature_one_times_smax(seed: int, s: float) -> None:
-    rng = np.random.default_rng(seed)
-    upstream, e = torch.tensor(rng.normal(size=30)), torch.tensor(rng.uniform(-6, 6, 30), requires_grad=True)
-    (gradient,) = torch.autograd.grad((upstream * hat.soft_mask(e, s)).sum(), e)
-    (at_one,) = torch.autograd.grad((upstream * hat.soft_mask(e, 1.0)).sum(), e)
-    torch.testing.assert_close(hat.compensate(gradient, e.detach(), s), 500 * at_one, rtol=1e-5, atol=1e-12)
+@pytest.mark.parametrize("s", [1 / 500, 1.0, 26.0, 500.0])
+def test_the_gradient_of_a_hard_mask_does_not_vanish_in_float32(s: float) -> None:
+    e = torch.tensor([-6.0, -1.0, 0.0, 1.0, 6.0])
+    gradient = mask_gradient(torch.ones(5), e, s)
+    assert gradient.dtype == torch.float32
+    # sigmoid'(e) = 1 / (2 (cosh(e) + 1))
+    np.testing.assert_allclose(gradient.numpy(), 500 / (2 * (np.cosh(e.numpy()) + 1)), rtol=1e-4)
+
+
+def test_an_inactive_bottleneck_unit_has_a_gradient() -> None:
+    """relu(m1 * h) has none where m1 is exactly 0, although m1 * relu(h) is equal."""
+    task = random_task(np.random.default_rng(0), 1, 3, 4)
+    task = task._replace(b1=torch.full((1, 3), 10.0, dtype=torch.float64))  # active before the mask
+    m1 = torch.zeros(1, 3, dtype=torch.float64, requires_grad=True)
+    masks = Masks(m1, torch.ones(1, 4, dtype=torch.float64))
+    adapter(torch.ones(2, 4, dtype=torch.float64), task, 0, masks).sum().backward()  # type: ignore[no-untyped-call]
+    assert m1.grad is not None
+    assert (m1.grad != 0).all()
 
 
 def test_sparsity_by_hand() -> None:

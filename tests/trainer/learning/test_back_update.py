@@ -216,7 +216,7 @@ def test_a_class_extended_by_many_images_does_not_dominate_the_other_class_of_it
     """The memory holds two images of each class; then one class gets sixty, with a full and a large memory."""
     right: list[list[float]] = []
     for seed in range(3):
-        chosen = {"epochs": 8, "learning_rate": 0.1, "sparsity": 0.1, "back_epochs": 10, "seed": seed}
+        chosen = {"epochs": 8, "learning_rate": 0.1, "sparsity": 0.003, "back_epochs": 10, "seed": seed}
         learner, source = tiny_learner(replay_size=memory, noise=120.0, **chosen), TinyImages(120.0)
         parent = learn_tasks(learner, class_tasks([2], images=3))[0]
         assert {name: len(keys) for name, keys in parent.samples.memory.items()} == {"class 0": 2, "class 1": 2}

@@ -85,7 +85,7 @@ def test_cached_and_uncached_tokens_can_be_trained_on() -> None:
 
 
 def learned_with(views: int) -> tuple[Learner, Model]:
-    learner = tiny_learner(views=views, epochs=8, learning_rate=0.1, sparsity=0.1)
+    learner = tiny_learner(views=views, epochs=8, learning_rate=0.1, sparsity=0.003)
     return learner, learn_tasks(learner, class_tasks([2], images=12))[0].model
 
 

@@ -5,11 +5,15 @@ from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from models.network import hat
+from models.network.adapted_blocks import Masks
 from tests.support.tiny_model import TinyImages, silent_progress, tiny_learner
 from trainer.learning.checkpoint import Checkpoint
 from trainer.learning.learner import Learner
@@ -32,18 +36,18 @@ def counted(images: int, replayed: int = 0, **chosen: Any) -> tuple[Counted, Tas
     replay = TinyImages().batch(["old"], count=replayed)["old"]
     data = TaskData(keys, [0 if key.startswith("a") else 1 for key in keys], 2, replay)
     out = Counted(0, [])
-    get, step = learner.tokens.get, _TaskNetwork.step
+    get, masks = learner.tokens.get, _TaskNetwork.masks
 
     def getting(keys: Sequence[str], views: Sequence[int] | None = None) -> Any:
         out.images += len(keys)
         return get(keys, views)
 
-    def stepping(self: _TaskNetwork, loss: Any, s: float) -> None:
+    def masking(self: _TaskNetwork, s: float) -> Masks:
         out.temperatures.append(s)
-        step(self, loss, s)
+        return masks(self, s)
 
     shared = initial_adapters(learner.backbone, learner.settings)
-    with patch.object(learner.tokens, "get", getting), patch.object(_TaskNetwork, "step", stepping):
+    with patch.object(learner.tokens, "get", getting), patch.object(_TaskNetwork, "masks", masking):
         train_task(
             learner.tokens,
             shared,
@@ -57,9 +61,10 @@ def counted(images: int, replayed: int = 0, **chosen: Any) -> tuple[Counted, Tas
     return out, data, learner.settings
 
 
+@pytest.mark.parametrize("anneal", ["linear", "geometric"])
 @pytest.mark.parametrize("images", [3, 4, 10, 79, 80, 81])
-def test_a_small_task_has_enough_steps_for_the_masks_to_harden(images: int) -> None:
-    done, _, _ = counted(images, epochs=2, batch_size=4, min_steps=20)
+def test_a_small_task_has_enough_steps_for_the_masks_to_harden(images: int, anneal: str) -> None:
+    done, _, _ = counted(images, epochs=2, batch_size=4, min_steps=20, anneal=anneal)
     assert len(done.temperatures) % 2 == 0
     steps = len(done.temperatures) // 2
     assert steps >= 20
@@ -81,3 +86,48 @@ def test_the_planned_work_equals_the_images_that_pass(
 ) -> None:
     done, data, chosen = counted(images, replayed, batch_size=batch, min_steps=min_steps, epochs=epochs)
     assert image_passes(data, chosen) == done.images
+
+
+def learned_masks(names: list[str], **chosen: Any) -> NDArray[np.float32]:
+    """The hard masks of a task with these classes; the start is the same for all of them."""
+    learner = tiny_learner(**{"epochs": 10, "min_steps": 20, "bottleneck": 32, "learning_rate": 0.02, **chosen})
+    keys = [key for keys in TinyImages().batch(names, count=20).values() for key in keys]
+    data = TaskData(keys, np.repeat([0, 1], 20).tolist(), 2, [])
+    shared = initial_adapters(learner.backbone, learner.settings)
+    progress, checkpoint = silent_progress(), Checkpoint(None)
+    out = train_task(learner.tokens, shared, data, learner.settings, "task", "task", checkpoint, progress).shared
+    return np.concatenate([out.used1.ravel(), out.used2.ravel()])
+
+
+@pytest.mark.parametrize("anneal", ["linear", "geometric"])
+def test_masks_depend_on_the_data(anneal: str) -> None:
+    """The sparsity loss is off: in a network this small it alone decides."""
+    one, same, other = (
+        learned_masks(names, anneal=anneal, sparsity=0) for names in (["a", "b"], ["a", "b"], ["c", "d"])
+    )
+    assert np.array_equal(one, same)
+    assert (one != other).mean() > 0.05
+
+
+@pytest.mark.parametrize("anneal", ["linear", "geometric"])
+def test_every_unit_gets_a_gradient_of_the_data_within_an_epoch(anneal: str) -> None:
+    learner = tiny_learner(epochs=1, min_steps=20, sparsity=0, anneal=anneal)
+    keys = [key for keys in TinyImages().batch(["a", "b"], count=10).values() for key in keys]
+    shared = initial_adapters(learner.backbone, learner.settings)
+    network = _TaskNetwork(learner.tokens, shared, 2, learner.settings, "task")
+    with torch.no_grad():
+        network.parameters["b1"] += 5  # no image turns off the relu of a unit
+    moved = {key: torch.zeros_like(network.parameters[key]) for key in ("e1", "e2")}
+    step = network.optimiser.step
+
+    def stepping() -> None:
+        for key, total in moved.items():
+            gradient = network.parameters[key].grad
+            assert gradient is not None
+            total += gradient.abs()
+        step()
+
+    with patch.object(network.optimiser, "step", stepping):
+        network.epoch(TaskData(keys, np.repeat([0, 1], 10).tolist(), 2, []), np.random.default_rng(0))
+    for total in moved.values():
+        assert (total > 0).all()
