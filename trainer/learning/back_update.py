@@ -28,10 +28,6 @@ def update_head(
     """Train the head on its own features (n, d) as its classes and on `others` (m, d) as `ood`, in equal parts."""
     if len(own) == 0:
         return head
-    # Equal counts per class: a class with many images must not dominate the others of its task.
-    fewest = int(np.bincount(own_labels)[np.unique(own_labels)].min())
-    chosen = [_sample(np.flatnonzero(own_labels == c), fewest, rng) for c in np.unique(own_labels)]
-    own, own_labels = own[np.concatenate(chosen)], own_labels[np.concatenate(chosen)]
     weight = torch.tensor(head.weight, requires_grad=True)
     bias = torch.tensor(head.bias, requires_grad=True)
     recipe = settings.recipe
@@ -39,8 +35,9 @@ def update_head(
     features = np.concatenate([own, others])
     labels = np.concatenate([own_labels, np.full(len(others), len(head.bias) - 1)])
     half, larger = recipe.back_batch // 2, max(len(own), len(others))
-    for _ in range(settings.back_epochs):
-        own_order, other_order = _shuffled(len(own), larger, rng), _shuffled(len(others), larger, rng) + len(own)
+    own_orders = _balanced(own_labels, settings.back_epochs * larger, rng).reshape(settings.back_epochs, larger)
+    for own_order in own_orders:
+        other_order = _shuffled(len(others), larger, rng) + len(own)
         drawn = gaussians.sample(own_labels[own_order], rng).astype(np.float32)
         for start in range(0, larger, half):
             part = slice(start, start + half)
@@ -56,13 +53,20 @@ def update_head(
     return Head(weight.detach().numpy(), bias.detach().numpy())
 
 
+def _balanced(labels: NDArray[np.int64], length: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    """`length` indices of `labels` with equal counts per class, in shuffled passes over the images of each class.
+
+    A class with many images must not dominate the others of its task.
+    """
+    members = [np.flatnonzero(labels == c) for c in np.unique(labels)]
+    count = -(-length // len(members))
+    rows = np.stack([own[_shuffled(len(own), count, rng)] for own in members], axis=1)  # each class once per row
+    return rng.permuted(rows, axis=1).ravel()[:length]
+
+
 def _shuffled(count: int, length: int, rng: np.random.Generator) -> NDArray[np.int64]:
     """`length` indices below `count`, in shuffled passes over all of them."""
     if count == 0:  # the only task, extended: there are no other images
         return np.zeros(0, np.int64)
     passes = [rng.permutation(count) for _ in range(-(-length // count))]
     return np.concatenate(passes)[:length].astype(np.int64)
-
-
-def _sample(index: NDArray[np.int64], count: int, rng: np.random.Generator) -> NDArray[np.int64]:
-    return index if len(index) == count else np.sort(rng.choice(index, count, replace=False))

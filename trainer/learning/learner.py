@@ -12,6 +12,7 @@ from models.inference.model import Adapters, Head, Model, TaskModel
 from models.inference.rules import Rule
 from models.network.adapted_blocks import tensors_of
 from models.network.backbone import Backbone
+from models.versions.edits import label_of
 from tasks.errors import BatchError
 from trainer.learning.back_update import update_head
 from trainer.learning.calibration import calibrate, held_out_evidence
@@ -214,6 +215,7 @@ class Learner:
 
         `memory` holds the images of all earlier classes, those of the extension included. Each head sees the features
         of its own task's network; the research code takes those of the first task for every head, which is a bug.
+        Images of a class that is merged with one of the task's classes are not `ood`: they have the same label.
         """
         quota = max(1, self.settings.replay_size // max(1, len(memory)))
         size = sum(len(keys) or quota for keys in memory.values())  # |M|
@@ -223,7 +225,13 @@ class Learner:
             if not new_images and not any(name in extension for name in task.classes):
                 continue
             own = [(key, c) for c, name in enumerate(task.classes) for key in memory.get(name, ())]
-            others = [key for name, keys in memory.items() if name not in task.classes for key in keys] + selected
+            labels_of_task = {label_of(name, model.aliases) for name in task.classes} - {None}
+            foreign = [
+                name
+                for name in memory
+                if name not in task.classes and label_of(name, model.aliases) not in labels_of_task
+            ]
+            others = [key for name in foreign for key in memory[name]] + selected
             z_own = self.tokens.features([key for key, _ in own], tensors_of(task))
             z_others = self.tokens.features(others, tensors_of(task))
             labels = np.array([c for _, c in own], np.int64)

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -209,6 +210,76 @@ def test_every_earlier_head_is_updated_on_its_own_tasks_features() -> None:
         assert len(others) == len(rest) + 9
         assert nearest(z(rest), others) < 1e-5
         assert nearest(others, z(rest + trained_on)) < 1e-5
+
+
+def batches(head: Head, own: Array, labels: NDArray[np.int64], settings: LearnerSettings) -> list[tuple[Array, Any]]:
+    """The (features, labels) of every training step."""
+    seen: list[tuple[Array, Any]] = []
+    inputs: list[Array] = []
+    functional = trainer.learning.back_update.F
+    cross_entropy, plain_linear = functional.cross_entropy, functional.linear
+
+    def linear(batch: Any, *rest: Any) -> Any:
+        inputs.append(batch.numpy().copy())
+        return plain_linear(batch, *rest)
+
+    def recording(logits: Any, target: Any) -> Any:
+        seen.append((inputs[-1], target.numpy().copy()))
+        return cross_entropy(logits, target)
+
+    with patch.object(functional, "cross_entropy", recording), patch.object(functional, "linear", linear):
+        update_head(head, GAUSSIANS, own, labels, OTHERS, settings, np.random.default_rng(0))
+    return seen
+
+
+@pytest.mark.parametrize("counts", [(1, 15), (15, 2), (15, 15)])
+def test_classes_have_equal_weight_and_no_image_is_left_out(head: Head, counts: tuple[int, int]) -> None:
+    own = np.concatenate([OWN[: counts[0]], OWN[15 : 15 + counts[1]]])
+    labels = np.repeat([0, 1], counts).astype(np.int64)
+    steps = batches(head, own, labels, tiny_settings(back_epochs=4, back_batch=16, back_drawn=0))
+    targets = np.concatenate([target for _, target in steps])
+    assert abs(int((targets == 0).sum()) - int((targets == 1).sum())) <= 1
+    assert (targets == 2).sum() == (targets != 2).sum()
+    trained_on = {row.tobytes() for batch, target in steps for row in batch[target != 2]}
+    assert trained_on == {row.tobytes() for row in own}
+
+
+def others_of_heads(aliases: dict[str, str | None]) -> list[set[str]]:
+    """The earlier classes whose images each head sees as `ood` when a third task is learned."""
+    learner = tiny_learner(replay_size=12)
+    parent = learn_tasks(learner, class_tasks([2, 2]))[-1]
+    asked: list[list[str]] = []
+    features = learner.tokens.features
+
+    def recording(keys: Any, tensors: Any) -> Any:
+        asked.append(list(keys))
+        return features(keys, tensors)
+
+    others: list[list[str]] = []
+
+    def updating(head: Head, *rest: Any) -> Head:
+        others.append(asked[-1])
+        return head
+
+    model = replace(parent.model, aliases=aliases)
+    with (
+        patch.object(learner.tokens, "features", recording),
+        patch.object(trainer.learning.learner, "update_head", updating),
+    ):
+        learner.learn(model, parent.samples, TinyImages().batch(["new"]), Checkpoint(None), silent_progress())
+    return [{key.split("/")[0] for key in keys} - {"new"} for keys in others]
+
+
+def test_a_class_merged_with_a_class_of_the_task_is_not_ood() -> None:
+    assert others_of_heads({}) == [{"class 2", "class 3"}, {"class 0", "class 1"}]
+    assert others_of_heads({"class 3": "class 0"}) == [{"class 2"}, {"class 1"}]
+    chain = {"class 1": "class 0", "class 0": "class 2"}
+    assert others_of_heads(chain) == [{"class 3"}, set()]
+
+
+def test_retired_classes_stay_ood_for_other_tasks() -> None:
+    """An image of a retired class is to be answered as novel, also by the heads of other retired classes."""
+    assert others_of_heads({"class 0": None, "class 2": None}) == [{"class 2", "class 3"}, {"class 0", "class 1"}]
 
 
 @pytest.mark.parametrize("memory", [4, 500])
