@@ -25,7 +25,10 @@ def update_head(
     settings: LearnerSettings,
     rng: np.random.Generator,
 ) -> Head:
-    """Train the head on its own features (n, d) as its classes and on `others` (m, d) as `ood`, in equal parts."""
+    """Train the head on its own features (n, d) as its classes and on `others` (m, d) as `ood`, in equal parts.
+
+    The classes of the head have equal weight too.
+    """
     if len(own) == 0:
         return head
     weight = torch.tensor(head.weight, requires_grad=True)
@@ -34,7 +37,9 @@ def update_head(
     optimiser = torch.optim.SGD([weight, bias], lr=recipe.back_learning_rate, momentum=recipe.momentum)
     features = np.concatenate([own, others])
     labels = np.concatenate([own_labels, np.full(len(others), len(head.bias) - 1)])
-    half, larger = recipe.back_batch // 2, max(len(own), len(others))
+    # Not longer for a class with many images: the head would fit the noise of the rarest one.
+    counts = np.unique_counts(own_labels).counts
+    half, larger = recipe.back_batch // 2, max(len(counts) * int(counts.min()), len(others))
     own_orders = _balanced(own_labels, settings.back_epochs * larger, rng).reshape(settings.back_epochs, larger)
     for own_order in own_orders:
         other_order = _shuffled(len(others), larger, rng) + len(own)

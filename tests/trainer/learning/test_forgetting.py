@@ -227,7 +227,7 @@ def test_a_step_changes_free_entries_and_no_bit_of_protected_ones(seed: int, mom
     for step in range(15):
         loss = loss_of(network, backbone, torch.tensor([0, 1, 2, step % 3]))
         # A gradient for every entry: a unit that no input activates has none of its own.
-        network.step(loss + 0.1 * sum(network.parameters[key].sum() for key in ADAPTER_TENSORS), 1.0)
+        network.step(loss + 0.1 * sum(network.parameters[key].sum() for key in ADAPTER_TENSORS))
     protected = hat.protection(torch.tensor(shared.used1), torch.tensor(shared.used2))
     for key in ADAPTER_TENSORS:
         kept = protected[key].expand_as(start[key])
@@ -244,7 +244,7 @@ def test_existing_momentum_does_not_change_protected_entries() -> None:
     state = network.state()
     network.restore(state | {f"momentum.{key}": np.ones_like(value) for key, value in state.items()})
     before = {key: network.parameters[key].detach().clone() for key in ADAPTER_TENSORS}
-    network.step(network.parameters["head_b"].sum(), 1.0)  # a loss that does not depend on the adapters
+    network.step(network.parameters["head_b"].sum())  # a loss that does not depend on the adapters
     for key in ADAPTER_TENSORS:
         kept = network.protected[key].expand_as(before[key])
         assert torch.equal(network.parameters[key].detach()[kept], before[key][kept])
@@ -258,7 +258,7 @@ def test_weight_decay_changes_weights_but_no_masks_norms_or_biases() -> None:
         for parameter in network.parameters.values():
             parameter += 0.5
     before = {key: value.detach().clone() for key, value in network.parameters.items()}
-    network.step(0.0 * sum(value.sum() for value in network.parameters.values()), 1.0)  # all gradients are zero
+    network.step(0.0 * sum(value.sum() for value in network.parameters.values()))  # all gradients are zero
     for key, old in before.items():
         kept = network.protected[key].expand_as(old) if key in network.protected else torch.zeros_like(old, dtype=bool)
         decayed = key in ("w1", "w2", "head_w")
@@ -278,7 +278,7 @@ def test_embeddings_are_clipped_to_where_the_sigmoid_has_a_gradient() -> None:
         TokenCache(backbone, TinyImages().read), half_used(), 2, tiny_settings(learning_rate=10.0), "test"
     )
     for _ in range(5):
-        network.step(loss_of(network, backbone, torch.tensor([0, 1, 2, 0])), 1.0)
+        network.step(loss_of(network, backbone, torch.tensor([0, 1, 2, 0])))
     for key in ("e1", "e2"):
         assert network.parameters[key].abs().max() <= 6
 
