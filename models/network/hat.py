@@ -28,7 +28,7 @@ def temperature(step: int, steps: int, anneal: Anneal = "linear", s_max: float =
 
 def soft_mask(embedding: Tensor, s: float) -> Tensor:
     """Eq. smax: a = sigmoid(s e), with HAT's compensated gradient dL/de = dL/da smax sigmoid'(e)."""
-    mask: Tensor = _SoftMask.apply(embedding, s)  # type: ignore[no-untyped-call]
+    mask: Tensor = _SoftMask.apply(embedding, s)
     return mask
 
 
