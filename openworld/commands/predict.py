@@ -32,7 +32,7 @@ examples:
 
 The answer comes from the service that --url or OPENWORLD_URL names; else from the data folder that --data or
 OPENWORLD_DATA names; else from a service on this machine, when one is running; else from the folder ./data.
-An answer is sure (at least 70 % for one class), unsure (less; the two best classes are named) or never seen (none of
+An answer is sure (at least 70 % for one class), unsure (less; a second class is named) or never seen (none of
 the learned classes). The scores behind it are in --json.
 Exit code 1: at least one file could not be read; the others have their answer.
 """

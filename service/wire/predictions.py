@@ -39,6 +39,8 @@ Certainty = Annotated[
     Field(description="sure: the label's share is at least 0.7; unsure: it is smaller; novel: there is no label"),
 ]
 
+RUNNER_UP_SHARE = 0.05  # the least share of a second class that is worth naming
+
 
 def in_words(certainty: str, label: str | None, nearest: Sequence[tuple[str, float]]) -> str:
     """An answer as people read it.
@@ -53,11 +55,12 @@ def in_words(certainty: str, label: str | None, nearest: Sequence[tuple[str, flo
     best = _with_share(label, shares.pop(label, 0.0))
     if certainty == "sure":
         return f"sure: {best}"
-    return ", ".join([f"unsure: looks like {best}", *(_with_share(*one) for one in list(shares.items())[:1])])
+    others = [_with_share(*one) for one in shares.items() if one[1] >= RUNNER_UP_SHARE]
+    return ", ".join([f"unsure: looks like {best}", *others[:1]])
 
 
 def _with_share(label: str, share: float) -> str:
-    return f"{label} (< 1 %)" if share < 0.005 else f"{label} ({100 * share:.0f} %)"
+    return f"{label} (< 1 %)" if 0 < share < 0.01 else f"{label} ({100 * share:.0f} %)"
 
 
 class Nearest(BaseModel):

@@ -15,6 +15,7 @@ from pathlib import Path
 import httpx2 as httpx
 import pytest
 
+from service.client import Client
 from tests.support.learning_loop import Loop, batch, loop
 from tests.support.paths import ROOT
 from tests.support.servers import IMAGES, known_image, novel_image, wait_until
@@ -43,6 +44,14 @@ def run(script: str, *arguments: object, url: str, search: tuple[Path, ...] = ()
     )
 
 
+def words(service: Loop, image: bytes, label: str | None) -> str:
+    """The service's answer in words; its label must be `label`."""
+    with Client(service.url) as client:
+        answer = client.predict(image)
+    assert answer.label == label
+    return answer.in_words()
+
+
 def write(folder: Path, **images: bytes) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     for name, data in images.items():
@@ -60,10 +69,12 @@ def test_the_camera_loop_names_known_frames_and_reports_novel_ones(service: Loop
     (frames / "notes.txt").write_text("not a frame")
     done = run("camera_loop.py", frames, "--fps", "100", url=service.url)
     assert done.returncode == 0, done.stderr
-    named = [line.partition(" (")[0] for line in done.stdout.splitlines()]
-    assert named[0] == "frame 0: sure: class 0"
-    assert named[1].startswith("frame 2: never seen; nearest: class ")
-    assert named[2:] == ["frame 3: sure: class 3"]
+    expected = {
+        0: (known_image("class 0"), "class 0"),
+        2: (novel_image(1), None),
+        3: (known_image("class 3"), "class 3"),
+    }
+    assert done.stdout.splitlines() == [f"frame {n}: {words(service, *one)}" for n, one in expected.items()]
     assert "frame 1: no answer" in done.stderr
     assert "unsupported_image" in done.stderr
 
@@ -78,7 +89,8 @@ def test_the_camera_loop_reads_a_snapshot_address(service: Loop) -> None:
         finally:
             process.kill()
             process.communicate()
-    assert [line.partition(" (")[0] for line in lines] == [f"frame {n}: sure: class 2" for n in range(3)]
+    answer = words(service, known_image("class 2"), "class 2")
+    assert lines == [f"frame {n}: {answer}\n" for n in range(3)]
 
 
 def test_the_camera_loop_without_opencv_says_what_to_install(service: Loop, tmp_path: Path) -> None:
@@ -124,8 +136,9 @@ def test_a_folder_is_predicted_to_csv_with_one_row_per_image(service: Loop, tmp_
     with target.open(newline="") as file:
         rows = {row["file"]: row for row in csv.DictReader(file)}
     assert list(rows) == ["first.png", "more/fourth.png", "second.png", "third.png"]
-    assert (rows["first.png"]["label"], rows["first.png"]["certainty"]) == ("class 1", "sure")
-    assert rows["first.png"]["answer"].startswith("sure: class 1 (")
+    assert rows["first.png"]["answer"] == words(service, known_image("class 1"), "class 1")
+    assert rows["first.png"]["label"] == "class 1"
+    assert rows["first.png"]["certainty"] in ("sure", "unsure")
     assert (rows["second.png"]["label"], rows["second.png"]["certainty"]) == ("", "novel")
     assert rows["second.png"]["answer"].startswith("never seen; nearest: class ")
     assert rows["second.png"]["looks_like"].startswith("class ")

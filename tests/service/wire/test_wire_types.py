@@ -51,6 +51,8 @@ def test_certainty_on_the_wire_is_that_of_the_model() -> None:
             "unsure: looks like pear (54 %), apple (31 %)",
         ),
         ("unsure", "pear", [("pear", 0.5)], "unsure: looks like pear (50 %)"),
+        ("unsure", "pear", [("pear", 0.6), ("apple", 0.049)], "unsure: looks like pear (60 %)"),
+        ("unsure", "pear", [("pear", 0.6), ("apple", 0.05)], "unsure: looks like pear (60 %), apple (5 %)"),
         # Merged classes add up: the label need not come first.
         ("unsure", "pear", [("apple", 0.4), ("pear", 0.3)], "unsure: looks like pear (30 %), apple (40 %)"),
         ("novel", None, [("pear", 0.12), ("apple", 0.04)], "never seen; nearest: pear (12 %)"),
