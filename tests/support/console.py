@@ -6,6 +6,7 @@ from typing import Any
 
 import httpx2 as httpx
 
+from service.wire.predictions import Prediction
 from tests.support.servers import IMAGES
 
 PAGES = ("inbox", "tasks", "try", "versions", "live")
@@ -20,6 +21,13 @@ def send_novel_images(url: str, name: str, count: int, headers: dict[str, str] |
     for number in range(count):
         answer = httpx.post(f"{url}/predict", content=image(name, number), headers=headers or {}, timeout=30).json()
         assert answer["predictions"][0]["novel"], (name, number)
+
+
+def words_about(url: str, data: bytes, label: str | None, headers: dict[str, str] | None = None) -> str:
+    """The service's answer in the words of the Python client; its label must be `label`."""
+    (answer,) = httpx.post(f"{url}/predict", content=data, headers=headers or {}, timeout=30).json()["predictions"]
+    assert answer["label"] == label, answer
+    return Prediction.model_validate(answer).in_words()
 
 
 def new_novelties(url: str) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from service.inbox import Inbox, InboxLimits
 from tests.support.browsers import playwright, visit
-from tests.support.console import dismiss_all, image_buttons, new_novelties, send_novel_images, try_image
+from tests.support.console import dismiss_all, image_buttons, new_novelties, send_novel_images, try_image, words_about
 from tests.support.images import make_image
 from tests.support.inbox import random_direction, sighting
 from tests.support.learning_loop import Loop
@@ -22,7 +22,8 @@ def test_an_image_reported_as_wrong_goes_into_the_inbox(browser: Any, service: L
     with visit(browser, service.url) as visiting:
         page = visiting.open("try")
         try_image(page, known_image("class 1", 300))
-        expect(page.locator(".answer")).to_have_text("class 1")
+        words = words_about(service.url, known_image("class 1", 300), "class 1")
+        expect(page.locator(".answer")).to_have_text(words)
         page.get_by_role("button", name="Report as wrong").click()
         page.get_by_role("link", name="Open the inbox").click()
         expect(image_buttons(page)).to_have_count(1)

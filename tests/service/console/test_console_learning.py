@@ -17,6 +17,7 @@ from tests.support.console import (
     new_novelties,
     send_novel_images,
     try_image,
+    words_about,
 )
 from tests.support.learning_loop import Loop, batch
 from tests.support.servers import learned_folder, running_server, wait_until
@@ -31,13 +32,13 @@ def test_labelled_novelties_are_learned_and_can_be_rolled_back(browser: Any, ser
     with visit(browser, service.url) as visiting:
         page = visiting.open("try")
         try_image(page, image("kiwi", 0))
-        expect(page.locator(".answer")).to_have_text("novel")
+        expect(page.locator(".answer")).to_have_text(words_about(service.url, image("kiwi", 0), None))
 
         page = visiting.open("inbox")
         expect(image_buttons(page)).to_have_count(8)
         expect(page.get_by_text("12 similar images")).to_be_visible()
         expect(image_buttons(page).first).to_have_attribute(
-            "aria-label", re.compile(r"looks like class \d, (<\s1|\d+)\s%, score 0\.")
+            "aria-label", re.compile(r"^Image, never seen; nearest: class \d \((<\s1|\d+)\s%\)")
         )
         label_first_group(page, "kiwi")
         expect(page.get_by_text("No novel images")).to_be_visible()
@@ -60,12 +61,16 @@ def test_labelled_novelties_are_learned_and_can_be_rolled_back(browser: Any, ser
 
         page = visiting.open("try")
         try_image(page, image("kiwi", 0))
-        expect(page.locator(".answer")).to_have_text("kiwi")
+        expect(page.locator(".answer")).to_have_text(words_about(service.url, image("kiwi", 0), "kiwi"))
         expect(page.locator(".evidence")).to_contain_text("4: fig, kiwi")
+
+        accept = httpx.get(f"{service.url}/versions/4").json()["accept"]
+        page = visiting.open("versions/4")
+        expect(page.get_by_text(f"This version flags what scores below {100 * accept:.0f} % of them")).to_be_visible()
 
         roll_back(visiting)
         try_image(visiting.open("try"), image("kiwi", 0))
-        expect(page.locator(".answer")).to_have_text("novel")
+        expect(page.locator(".answer")).to_have_text(words_about(service.url, image("kiwi", 0), None))
 
 
 def wait_for_publication(page: Any) -> None:
@@ -142,3 +147,7 @@ def test_the_threshold_slider_shows_the_share_of_flagged_images(browser: Any, se
         slider.press("Home")
         expect(page.locator(".threshold strong")).to_have_text("0.0 % of known images would be flagged as novel")
         expect(page.get_by_text(f"Measured on {len(reference)} scores")).to_be_visible()
+        log_scores = page.get_by_text("As log-scores: chosen")
+        expect(log_scores).to_be_hidden()
+        page.locator(".threshold summary").click()
+        expect(log_scores).to_be_visible()

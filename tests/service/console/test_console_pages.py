@@ -9,8 +9,9 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 
+from service.wire.predictions import in_words
 from tests.support.browsers import PHONE, axe_problems, playwright, visit
-from tests.support.console import PAGES, image_buttons, send_novel_images, try_image
+from tests.support.console import PAGES, image_buttons, send_novel_images, try_image, words_about
 from tests.support.learning_loop import Loop, batch
 from tests.support.servers import known_image, running_server
 
@@ -33,8 +34,9 @@ def test_live_shows_the_traffic_and_the_version_changes(browser: Any, taught: Lo
         pulse = httpx.get(f"{taught.url}/pulse").json()
         expect(page.locator(".stats")).to_contain_text(f"{pulse['known'] + pulse['novel']}")
         expect(page.locator(".stats")).to_contain_text(f"version {pulse['version']}")
+        expect(page.locator(".stats dt").first).to_have_text("Never seen")
         expect(page.locator("svg .mark-text").first).to_contain_text("version")
-        expect(page.get_by_role("img", name=re.compile("Calibrated scores of"))).to_be_visible()
+        expect(page.get_by_role("img", name=re.compile("Fit of [0-9]+ images?: "))).to_be_visible()
 
 
 def test_a_problem_shows_its_detail_and_request_id(browser: Any, taught: Loop) -> None:
@@ -46,7 +48,43 @@ def test_a_problem_shows_its_detail_and_request_id(browser: Any, taught: Loop) -
         expect(problem.locator("code")).to_have_text(re.compile(r"[0-9a-f]{24}"))
         visiting.expect_error("415")
         try_image(page, known_image("class 0"))  # the page still works
-        expect(page.locator(".answer")).to_have_text("class 0")
+        expect(page.locator(".answer")).to_have_text(words_about(taught.url, known_image("class 0"), "class 0"))
+
+
+def test_scores_are_shown_as_details_for_experts_only(browser: Any, taught: Loop) -> None:
+    explained = httpx.post(f"{taught.url}/explain", content=known_image("class 0"), timeout=30).json()
+    score = f"{explained['score']:.1f}".replace("-", "−")
+    with visit(browser, taught.url) as visiting:
+        page = visiting.open("try")
+        try_image(page, known_image("class 0"))
+        expect(page.get_by_text(re.compile(r"Fits better than \d+\s% of known images"))).to_be_visible()
+        evidence = page.locator(".evidence")
+        expect(evidence.get_by_text("A log-score says how well a class fits")).to_be_hidden()
+        expect(page.locator("main")).not_to_contain_text(score, use_inner_text=True)
+        evidence.locator("summary").click()
+        expect(evidence.get_by_text("A log-score says how well a class fits")).to_be_visible()
+        expect(evidence.locator("dd").first).to_have_text(score)
+
+
+def test_the_console_uses_the_words_of_the_python_client(browser: Any, taught: Loop) -> None:
+    answers: list[tuple[str, str | None, list[tuple[str, float]]]] = [
+        ("sure", "apple", [("apple", 0.93), ("pear", 0.04)]),
+        ("unsure", "pear", [("pear", 0.54), ("apple", 0.31), ("fig", 0.1)]),
+        ("unsure", "pear", [("pear", 0.6), ("apple", 0.049)]),
+        ("unsure", "pear", [("apple", 0.4), ("pear", 0.3)]),
+        ("novel", None, [("pear", 0.12), ("apple", 0.04)]),
+        ("novel", None, [("pear", 1e-9)]),
+        ("novel", None, []),
+    ]
+    with visit(browser, taught.url) as visiting:
+        page = visiting.open("try")
+        for certainty, label, nearest in answers:
+            entries = [{"label": name, "share": share} for name, share in nearest]
+            words = page.evaluate(
+                "async (answer) => (await import(new URL('console/js/format.mjs', location.href))).inWords(answer)",
+                {"certainty": certainty, "label": label, "nearest": entries},
+            )
+            assert words.replace("\u00a0", " ") == in_words(certainty, label, nearest)
 
 
 def test_every_page_says_what_to_do_while_nothing_is_learned(browser: Any, tmp_path: Path) -> None:
@@ -60,7 +98,7 @@ def test_every_page_says_what_to_do_while_nothing_is_learned(browser: Any, tmp_p
             expect(visiting.open(name).locator("main")).to_contain_text(text)
         page = visiting.open("try")
         try_image(page, known_image("class 0"))
-        expect(page.locator(".answer")).to_have_text("novel")
+        expect(page.locator(".answer")).to_have_text("never seen")
         visiting.expect_error("/tasks")
 
 
@@ -71,7 +109,7 @@ def test_axe_finds_no_serious_problem(browser: Any, taught: Loop, name: str) -> 
             page = visiting.open(name)
             if name == "try":
                 try_image(page, known_image("class 0"))
-                page.wait_for_selector(".evidence")
+                page.locator(".evidence summary").click()
             if name == "inbox":
                 image_buttons(page).first.click()
             page.wait_for_load_state("networkidle" if name != "tasks" else "load")
@@ -85,7 +123,7 @@ def test_every_page_fits_the_width_of_a_phone(browser: Any, taught: Loop, name: 
         page = visiting.open(name)
         if name == "try":
             try_image(page, known_image("class 0"))
-            page.wait_for_selector(".evidence")
+            page.locator(".evidence summary").click()
         page.wait_for_timeout(300)
         assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support.browsers import Visit, playwright, visit
-from tests.support.console import image_buttons, send_novel_images, try_image
+from tests.support.console import image_buttons, send_novel_images, try_image, words_about
 from tests.support.servers import RunningServer, known_image, learned_folder, running_server, wait_until
 
 expect = playwright.expect
@@ -49,7 +49,8 @@ def test_a_key_with_only_the_predict_role_sees_no_inbox(browser: Any, locked: Ru
         expect(page.locator("h1")).to_have_text("Tasks")
         page = visiting.open("try")
         try_image(page, known_image("class 0"))
-        expect(page.locator(".answer")).to_have_text("class 0")
+        words = words_about(locked.url, known_image("class 0"), "class 0", {"X-API-Key": SECRETS["predict"]})
+        expect(page.locator(".answer")).to_have_text(words)
         expect(page.get_by_role("button", name="Report as wrong")).to_have_count(0)
         page = visiting.open("versions/1")
         expect(page.locator(".detail h2")).to_have_text("Version 1")

@@ -5,6 +5,18 @@ export const percent = (share, digits = 0) => (share == null ? "–" : `${(100 *
 /** A probability as a whole percentage; never 0 % for one that is only small. */
 export const probability = (share) => (share > 0 && share < 0.01 ? "<\u00a01\u00a0%" : percent(share));
 
+const RUNNER_UP_SHARE = 0.05;
+const withShare = ({ label, share }) => `${label} (${probability(share)})`;
+
+/** An answer as people read it; the same words as `in_words` in service/wire/predictions.py. */
+export function inWords({ certainty, label, nearest }) {
+  if (label === null) return ["never seen", ...nearest.slice(0, 1).map(withShare)].join("; nearest: ");
+  const best = nearest.find((entry) => entry.label === label) ?? { label, share: 0 };
+  if (certainty === "sure") return `sure: ${withShare(best)}`;
+  const others = nearest.filter((entry) => entry !== best && entry.share >= RUNNER_UP_SHARE);
+  return `unsure: looks like ${[best, ...others.slice(0, 1)].map(withShare).join(", ")}`;
+}
+
 export const fixed = (value, digits = 2) => (value == null ? "–" : value.toFixed(digits).replace("-", "−"));
 
 /** About three significant digits. */
@@ -24,7 +36,7 @@ export function duration(seconds) {
 
 /** A latency that is given in seconds. */
 export const latency = (seconds) =>
-  seconds == null ? "–" : seconds < 1 ? `${short(1000 * seconds)} ms` : `${short(seconds)} s`;
+  seconds == null ? "–" : seconds < 1 ? `${fixed(1000 * seconds, seconds < 0.01 ? 1 : 0)} ms` : `${short(seconds)} s`;
 
 export function timeAgo(time) {
   const seconds = (Date.now() - new Date(time)) / 1000;

@@ -43,7 +43,7 @@ function overview(pulse) {
     h(
       "dl",
       { class: "stats" },
-      stat("Novel", novelShare),
+      stat("Never seen", novelShare),
       stat("Images", images.toLocaleString("en"), `${short(images / 60 / minutes)} per second`),
       stat("Median latency", latency(pulse.p50)),
       stat("99th percentile latency", latency(pulse.p99)),
@@ -57,9 +57,9 @@ function overview(pulse) {
       "div",
       { class: "grid" },
       card(`Images per ${pulse.seconds} seconds`, trafficChart(pulse, axis)),
-      card("Share of novel images", noveltyChart(axis, novelShare)),
+      card("Share of images that were never seen", noveltyChart(axis, novelShare)),
       card("Latency", latencyChart(pulse, axis)),
-      card("Calibrated scores", scoreChart(pulse)),
+      card("Fit, compared with known images", fitChart(pulse)),
     ),
   ];
 }
@@ -95,10 +95,10 @@ function trafficChart({ known, novel, errors, buckets }, { step, options }) {
     parts: kinds.map((kind) => ({ value: bucket[kind], kind })),
   }));
   return [
-    barChart({ label: `${known} known, ${novel} novel and ${errors} unreadable images`, bars, step, ...options }),
+    barChart({ label: `${known} known, ${novel} never seen and ${errors} unreadable images`, bars, step, ...options }),
     legend([
       { name: "known", kind: "known" },
-      { name: "novel", kind: "novel" },
+      { name: "never seen", kind: "novel" },
       ...(errors ? [{ name: "unreadable", kind: "errors" }] : []),
     ]),
   ];
@@ -106,7 +106,7 @@ function trafficChart({ known, novel, errors, buckets }, { step, options }) {
 
 const noveltyChart = ({ points, options }, novelShare) =>
   lineChart({
-    label: `Share of novel images over time, ${novelShare} in total`,
+    label: `Share of images that were never seen over time, ${novelShare} in total`,
     series: [{ points: points(({ known, novel }) => (known + novel ? novel / (known + novel) : null)) }],
     y: [0, 1],
     yTicks: [0, 0.5, 1],
@@ -133,28 +133,31 @@ function latencyChart({ p50, p99, buckets }, { points, options }) {
   ];
 }
 
-/** A calibrated score is a quantile: if all images were known, every bar would reach the dashed line. */
-function scoreChart({ scores }) {
+/** The calibrated scores. They are quantiles: if all images were known, every bar would reach the dashed line. */
+function fitChart({ scores }) {
   const total = scores.reduce((sum, count) => sum + count, 0);
-  if (!total) return h("p", { class: "muted" }, "No image has a score.");
+  if (!total) return h("p", { class: "muted" }, "No image was compared.");
   const step = 1 / scores.length;
   const shares = scores.map((count) => count / total);
   return [
     barChart({
-      label: `Calibrated scores of ${plural(total, "image")}: ${percent(shares[0])} in the lowest bin, where ${percent(step)} of known images are expected`,
+      label: `Fit of ${plural(total, "image")}: ${percent(shares[0])} are in the lowest bar, where ${percent(step)} of known images are expected`,
       bars: shares.map((value, bin) => ({ at: bin * step, parts: [{ value, kind: "known" }] })),
       step,
       x: [0, 1],
       y: [0, Math.max(0.1, ...shares)],
       yFormat: percent,
       height: 150,
-      xTicks: [0, 0.5, 1].map((at) => ({ at, text: String(at) })),
+      xTicks: [
+        { at: 0, text: "fits worst" },
+        { at: 1, text: "fits best" },
+      ],
       level: step,
     }),
     h(
       "p",
       { class: "muted" },
-      "Known images follow the dashed line. A peak on the left shows novel images, a slope shows drift.",
+      "Known images follow the dashed line. A peak on the left: images that were never seen. A slope: known things look different now.",
     ),
   ];
 }

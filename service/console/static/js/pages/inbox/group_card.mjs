@@ -4,11 +4,11 @@ import { fullImage, thumbnail } from "../../components/images.mjs";
 import { openDialog } from "../../components/notices.mjs";
 import { factList } from "../../components/tables.mjs";
 import { button, h, uniqueId } from "../../dom.mjs";
-import { dateTime, fixed, percent, plural, probability, timeAgo } from "../../format.mjs";
+import { dateTime, inWords, percent, plural, probability, timeAgo } from "../../format.mjs";
 import { selection } from "./selection.mjs";
 
-const describeNearest = ({ nearest: [best] }) =>
-  best ? `looks like ${best.label}, ${probability(best.share)}` : "looks like no learned class";
+/** The inbox keeps novel images, and known ones that were reported, of which it knows no certainty. */
+const describe = ({ label, nearest }) => (label ? `answered as ${label}` : inWords({ label, nearest }));
 
 /** The class that most images of a group look like. */
 function commonNearest(novelties) {
@@ -32,7 +32,7 @@ export function groupCard(group, on) {
         "h2",
         { id: titleId },
         group.size > 1 ? plural(group.size, "similar image") : "One image",
-        h("span", { class: "muted" }, nearest && `, closest to ${nearest}`, outdated && ", seen by an older version"),
+        h("span", { class: "muted" }, nearest && `, closest to ${nearest}`, outdated && ", answered by an older version"),
       ),
       button("Select all", () => on.selectGroup(group), { class: "plain", "aria-describedby": titleId }),
     ),
@@ -46,14 +46,9 @@ export function groupCard(group, on) {
 }
 
 function tile(novelty, first) {
-  const { id, count, label, calibrated_score: score } = novelty;
+  const { id, count, label } = novelty;
   const [best] = novelty.nearest;
-  const description = [
-    describeNearest(novelty),
-    `score ${fixed(score)}`,
-    label && `answered as ${label}`,
-    count > 1 && `seen ${count} times`,
-  ];
+  const description = [describe(novelty), count > 1 && `sent ${count} times`];
   return h(
     "figure",
     { class: "tile" },
@@ -79,13 +74,14 @@ function tile(novelty, first) {
     h(
       "figcaption",
       {},
-      h(
-        "span",
-        {},
-        h("span", { class: "nearest", title: best?.label }, best ? `≈ ${best.label}` : "no similar class"),
-        best && probability(best.share),
-      ),
-      label ? h("span", {}, `answered as ${label}`) : h("span", {}, "score", h("span", {}, fixed(score))),
+      h("span", { class: "words" }, label ? `answered as ${label}` : "never seen"),
+      best &&
+        h(
+          "span",
+          {},
+          h("span", { class: "nearest", title: best.label }, `≈ ${best.label}`),
+          best.share >= 0.01 && percent(best.share),
+        ),
     ),
   );
 }
@@ -93,20 +89,18 @@ function tile(novelty, first) {
 /** Opens a dialog with the full image and everything that is known about it. */
 export function showDetails(novelty) {
   const facts = {
-    "Looks like":
-      novelty.nearest.map(({ label, share }) => `${label} ${probability(share)}`).join(", ") || "no learned class",
-    "Probability of novel": percent(novelty.p_novel, 1),
-    "Calibrated score": `${fixed(novelty.calibrated_score, 3)} (known images are spread evenly from 0 to 1)`,
-    "Answered as": novelty.label,
+    Answer: describe(novelty),
+    "Similar classes": novelty.nearest.map(({ label, share }) => `${label} (${probability(share)})`).join(", "),
+    Fit: novelty.version ? `better than ${percent(novelty.calibrated_score)} of known images` : null,
     Note: novelty.note,
-    Seen: `${plural(novelty.count, "time")}, first ${dateTime(novelty.first_seen)}, last ${timeAgo(novelty.last_seen)}`,
+    Sent: `${plural(novelty.count, "time")}, first ${dateTime(novelty.first_seen)}, last ${timeAgo(novelty.last_seen)}`,
     "Sent by": novelty.client,
     "Answered by": novelty.version ? `version ${novelty.version}` : "no version, nothing was learned",
     Size: `${novelty.width} × ${novelty.height} pixels, ${Math.ceil(novelty.bytes / 1024)} KiB`,
   };
   const content = (close) => [
     button("Close", close, { class: "plain close", autofocus: true }),
-    fullImage(novelty.id, `The image, ${describeNearest(novelty)}`),
+    fullImage(novelty.id, `The image, ${describe(novelty)}`),
     factList(facts),
   ];
   openDialog("Image details", content, { name: "image-dialog" });

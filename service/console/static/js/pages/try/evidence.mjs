@@ -1,8 +1,8 @@
 // The evidence behind an answer: the values of every task and class, and the rule that combines them.
 
-import { table } from "../../components/tables.mjs";
+import { factList, table } from "../../components/tables.mjs";
 import { h } from "../../dom.mjs";
-import { percent, short } from "../../format.mjs";
+import { fixed, percent, short } from "../../format.mjs";
 
 const RULES = {
   paper: "probability × coefficient, as in the paper",
@@ -12,8 +12,11 @@ const RULES = {
   logits: "outputs of the heads",
 };
 
+const logScore = (value) => fixed(value, 1);
+
 /** The evidence of POST /explain, or null while nothing is learned. */
-export function evidence({ tasks, rule, constants, threshold, score }) {
+export function evidence(explanation) {
+  const { tasks, rule, constants, threshold, score, p_novel: pNovel } = explanation;
   if (!tasks.length) return null;
   const classes = tasks
     .flatMap(({ task, classes }) => classes.map((entry) => ({ task, ...entry })))
@@ -21,14 +24,20 @@ export function evidence({ tasks, rule, constants, threshold, score }) {
   const fitted = Object.entries(constants).map(([name, value]) => `${name.replaceAll("_", " ")} ${short(value)}`);
   return h(
     "details",
-    { class: "evidence card", open: true },
-    h("summary", {}, h("h2", {}, "Evidence")),
+    { class: "evidence card" },
+    h("summary", {}, h("h2", {}, "Details for experts")),
     h(
       "p",
       {},
-      `Rule: ${RULES[rule] ?? rule}${fitted.length ? ` (${fitted.join(", ")})` : ""}. `,
-      `The best score is ${short(score)}. Below the threshold ${short(threshold)}, an image is novel.`,
+      "A log-score says how well a class fits, on a logarithmic scale: the highest one wins, and only differences",
+      " within a version have a meaning.",
     ),
+    factList({
+      "Best log-score": logScore(score),
+      Threshold: threshold === null ? null : `${logScore(threshold)}; an image that scores lower is novel`,
+      "Probability of novel": `${percent(pNovel, 1)}, from the heads and distances alone`,
+      Rule: `${RULES[rule] ?? rule}${fitted.length ? ` (${fitted.join(", ")})` : ""}`,
+    }),
     table(
       "Tasks",
       ["Task", { number: "Coefficient" }, { number: "Probability of this task" }, { number: "Probability of ood" }],
@@ -55,7 +64,7 @@ export function evidence({ tasks, rule, constants, threshold, score }) {
         { number: percent(entry.probability, 1) },
         { number: short(entry.distance) },
         { number: short(entry.frozen_distance) },
-        { number: short(entry.score) },
+        { number: logScore(entry.score) },
       ]),
     ),
     h(

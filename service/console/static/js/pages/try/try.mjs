@@ -3,7 +3,7 @@
 import { post, postImage, session, withQuery } from "../../api.mjs";
 import { problemBox, showError, toast } from "../../components/notices.mjs";
 import { announce, button, h, render } from "../../dom.mjs";
-import { fixed, percent, plural, probability } from "../../format.mjs";
+import { inWords, percent, plural, probability } from "../../format.mjs";
 import { evidence } from "./evidence.mjs";
 
 const MAX_TRIALS = 24; // kept while the tab is open
@@ -40,7 +40,7 @@ export async function show(body, { signal }) {
   };
   render(
     body,
-    h("p", { class: "lead" }, "Send an image: the model answers with a learned class, or with novel."),
+    h("p", { class: "lead" }, "Send an image: the model names a learned class and says how sure it is, or that it has never seen it."),
     dropZone(tryFiles, signal),
     history,
     result,
@@ -112,7 +112,7 @@ async function predict(trial) {
 function summary({ prediction, problem }) {
   if (problem) return "no answer";
   if (!prediction) return "waiting for the answer";
-  return prediction.novel ? "novel" : prediction.label;
+  return inWords(prediction);
 }
 
 function trialResult(trial, draw) {
@@ -143,27 +143,22 @@ function trialResult(trial, draw) {
   );
 }
 
-function answer({ novel, label, nearest, p_novel: pNovel, version }, explanation) {
+function answer(prediction, explanation) {
+  const { certainty, nearest, version } = prediction;
   const others = nearest.reduce((rest, { share }) => rest - share, 1);
   return [
-    h("h2", { class: novel ? "answer novel" : "answer" }, novel ? "novel" : label),
-    h("p", {}, nearest.length ? "Probability of the most similar classes:" : "Nothing has been learned yet."),
+    h("h2", { class: `answer ${certainty}` }, inWords(prediction)),
+    h("p", {}, nearest.length ? "The most similar classes:" : "Nothing has been learned yet."),
     nearest.length > 0 &&
       h(
         "ul",
         { class: "shares" },
         nearest.map((entry) => shareBar(entry.label, entry.share)),
-        shareBar("novel or other", Math.max(0, others)),
+        shareBar("none of these", Math.max(0, others)),
       ),
     explanation && explanation.threshold !== null && scoreScale(explanation),
     version > 0 &&
-      h(
-        "p",
-        { class: "muted" },
-        `Probability of novel, from the heads and distances alone: ${percent(pNovel, 1)}. Answered by `,
-        h("a", { href: `#/versions/${version}` }, `version ${version}`),
-        ".",
-      ),
+      h("p", { class: "muted" }, "Answered by ", h("a", { href: `#/versions/${version}` }, `version ${version}`), "."),
   ];
 }
 
@@ -179,24 +174,25 @@ function shareBar(name, share) {
   );
 }
 
-/** The calibrated score and the threshold on a scale from 0 to 1. */
+/** How the image compares with known images: the calibrated score and the threshold on a scale from 0 to 1. */
 function scoreScale({ calibrated_score: score, calibrated_threshold: threshold }) {
   const mark = (value, name) => {
     const element = h("span", { class: name });
     element.style.left = `${100 * value}%`;
     return element;
   };
-  const text = `Calibrated score ${fixed(score, 3)}; below ${fixed(threshold, 3)} an image is novel`;
+  const text = `Fits better than ${percent(score)} of known images`;
+  const limit = `Below the mark at ${percent(threshold)}, an image counts as never seen`;
   return h(
     "div",
     { class: "score-scale" },
     h(
       "div",
-      { class: "track", role: "img", "aria-label": text },
+      { class: "track", role: "img", "aria-label": `${text}. ${limit}` },
       mark(threshold, "threshold-mark"),
       mark(score, "score-mark"),
     ),
-    h("p", {}, text, h("span", { class: "muted" }, ". Half of the known images score above 0.5.")),
+    h("p", {}, `${text}. `, h("span", { class: "muted" }, `${limit}.`)),
   );
 }
 
@@ -213,7 +209,7 @@ function report(trial, draw) {
     novel && h("a", { class: "button", href: "#/inbox" }, "Label it in the inbox"),
     novel && reportButton("Report as known", "reported as known"),
     !novel && reportButton("Report as wrong", `reported as not ${label}`),
-    !novel && reportButton("Report as novel", "reported as novel"),
+    !novel && reportButton("Report as never seen", "reported as novel"),
   );
 }
 

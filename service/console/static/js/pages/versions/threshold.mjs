@@ -2,7 +2,7 @@
 
 import { barChart } from "../../components/charts.mjs";
 import { h, render, uniqueId } from "../../dom.mjs";
-import { percent, short } from "../../format.mjs";
+import { fixed, percent } from "../../format.mjs";
 
 const BINS = 32;
 const STEPS = 200; // of the slider
@@ -17,6 +17,7 @@ export function thresholdExplorer({ reference, threshold, accept }) {
   const step = (high - low) / STEPS;
   const result = h("p", {});
   const plot = h("div", {});
+  const numbers = h("p", {});
   const id = uniqueId("threshold");
   const slider = h("input", { type: "range", id, min: low, max: high, step, oninput: draw });
   slider.value = own;
@@ -25,13 +26,13 @@ export function thresholdExplorer({ reference, threshold, accept }) {
     // At first the slider is at the step next to the version's own threshold, which is what it shows then.
     const chosen = Math.abs(slider.value - own) < step ? own : Number(slider.value);
     const text = `${percent(flaggedShare(reference, chosen), 1)} of known images would be flagged as novel`;
-    slider.setAttribute("aria-valuetext", `${short(chosen)}: ${text}`);
+    slider.setAttribute("aria-valuetext", text);
     render(
       result,
       h("strong", {}, text),
-      ` at the threshold ${short(chosen)}. This version's threshold is ${short(own)}`,
-      ` and flags ${percent(flaggedShare(reference, own), 1)}.`,
+      ` at the chosen threshold. This version flags ${percent(flaggedShare(reference, own), 1)}.`,
     );
+    render(numbers, `As log-scores: chosen ${fixed(chosen, 1)}, this version ${fixed(own, 1)}.`);
     render(plot, histogram(reference, [low, high], chosen));
   }
 
@@ -48,11 +49,12 @@ export function thresholdExplorer({ reference, threshold, accept }) {
       "p",
       { class: "muted" },
       `Measured on ${reference.length} scores of held-out known images. `,
-      accept && `The threshold was set to accept ${percent(accept)} of them. `,
+      accept && `This version flags what scores below ${percent(accept)} of them. `,
       "To change this share for the next version, set ",
       h("code", {}, "OPENWORLD_TRAIN_ACCEPT"),
       " for the trainer.",
     ),
+    h("details", { class: "muted" }, h("summary", {}, "Details for experts"), numbers),
   );
 }
 
@@ -71,12 +73,15 @@ function histogram(scores, [low, high], threshold) {
     };
   });
   return barChart({
-    label: `Scores of held-out known images, from ${short(scores[0])} to ${short(scores.at(-1))}`,
+    label: `Scores of ${scores.length} held-out known images; low ones are flagged as novel`,
     bars,
     step,
     x: [low, high],
     height: 120,
     marks: [{ at: threshold, text: "threshold" }],
-    xTicks: [low, high].map((at) => ({ at, text: short(at) })),
+    xTicks: [
+      { at: low, text: "fits worst" },
+      { at: high, text: "fits best" },
+    ],
   });
 }
