@@ -2,7 +2,7 @@
 
     with Client("http://127.0.0.1:8000") as openworld:
         answer = openworld.predict(Path("photo.jpg"))
-        print("novel" if answer.novel else answer.label)
+        print(answer.in_words())  # sure: apple (86 %)
 
 Both clients repeat a request when the connection breaks, and when the server is busy or restarting (429, 503): after
 the time in `Retry-After`, until `timeout` has passed. Repeating is safe: a prediction changes nothing, and the same
