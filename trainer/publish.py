@@ -157,7 +157,8 @@ class _Training:
             raise BackboneError(f"no weights file at {weights}: check OPENWORLD_BACKBONE_WEIGHTS")
         check_size(parent.manifest.classes if parent.manifest else [], batch.classes, self.settings.replay_size)
         if not (self.store.root / "backbone.json").exists():
-            needed += 2 * weights.stat().st_size if weights else NEW_FOLDER_SPACE
+            # The weights, and at most twice in the graphs: `blocks` and `frozen` contain the adapted blocks.
+            needed += 3 * weights.stat().st_size if weights else NEW_FOLDER_SPACE
         check_disk_space(self.store.root, needed)
         return parent
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -84,8 +85,7 @@ def _train(
     learner = Learner(tokens, settings)
     model, samples = learner.empty(), Samples()
     first_heads: dict[int, Head] = {}
-    frozen = test.features(stream.test_keys, backbone.frozen_task())
-    features = Features([], frozen)
+    features = Features([], *test.frozen(stream.test_keys))
     steps: dict[str, list[Step]] = {name: [] for name in methods}
     capacity = []
     for number, task in enumerate(stream.tasks, 1):
@@ -94,7 +94,8 @@ def _train(
         model, samples = learned.model, learned.samples
         if learned.new_head is not None:
             first_heads[number - 1] = learned.new_head
-        features = Features([*features.tasks, test.features(stream.test_keys, tensors_of(model.tasks[-1]))], frozen)
+        z = test.features(stream.test_keys, tensors_of(model.tasks[-1]))
+        features = replace(features, tasks=[*features.tasks, z])
         capacity.append(model.shared.capacity)
         held_out = learner.features(model, [sample.key for sample in samples.held_out])
         for name, method in methods.items():

@@ -1,7 +1,7 @@
 """Evidence about images: the logits and distances of every task, before a rule weighs them.
 
 Shapes, here and where it is used: n images, T tasks, c_k classes in task k, C classes in total, d dimensions of a
-feature.
+task's feature, f of the frozen feature, M random features.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ class Features:
     """The features of n images under each task's network and under the frozen backbone."""
 
     tasks: Sequence[Array]  # T times (n, d)
-    frozen: Array  # (n, d)
+    frozen: Array  # (n, f)
+    expanded: Array  # (n, M), random ReLU features of the frozen feature
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,6 @@ log = logging.getLogger(__name__)
 Device = Literal["auto", "cpu", "cuda"]
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 
-_LOG_ERRORS_ONLY = 3  # ONNX Runtime warns about every input with a default value; the task inputs have one by design
-
 
 def open_session(graph: bytes | Path, device: Device, threads: int) -> onnxruntime.InferenceSession:
     """Load a graph on the best provider that `device` allows; BackboneError when it cannot be loaded there."""
@@ -32,7 +30,6 @@ def open_session(graph: bytes | Path, device: Device, threads: int) -> onnxrunti
     if CUDA in requested:
         _preload_cuda()
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = _LOG_ERRORS_ONLY
     # An explicit number: by default ONNX Runtime pins threads to cores that a container may not have.
     options.intra_op_num_threads = threads
     # Spinning threads take cores from image decoding, other batches and the trainer.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Literal
@@ -19,22 +20,21 @@ from models.inference.providers import CUDA, Device, open_session
 from models.versions.manifest import Manifest
 from models.versions.store import VersionStore
 
+ROLES = ("trunk", "blocks", "frozen")  # of the graphs (models/network/export.py)
 CHUNK = 32  # images per pass: bounds memory and still occupies all cores
 GPU_BATCH_SIZES = (1, 2, 4, 8, 16, CHUNK)  # a batch on a GPU is padded to one of these
 
 
 class Runtime:
-    """The two graphs of one backbone, loaded; runs any task of that backbone. Thread-safe."""
+    """The graphs of one backbone by role, loaded; runs any task of that backbone. Thread-safe."""
 
-    def __init__(
-        self, trunk: bytes | Path, blocks: bytes | Path, device: Device = "auto", threads: int | None = None
-    ) -> None:
+    def __init__(self, graphs: Mapping[str, bytes | Path], device: Device = "auto", threads: int | None = None) -> None:
         _limit_blas_threads()
         threads = threads or _available_cores()
-        self._trunk, self._blocks = (open_session(graph, device, threads) for graph in (trunk, blocks))
+        self._trunk, self._blocks, self._frozen = (open_session(graphs[role], device, threads) for role in ROLES)
         # A single batch is fastest on all cores; concurrent batches have a higher throughput with one thread each.
         concurrent = self.device == "cpu" and threads > 1
-        self._single_threaded = Runtime(trunk, blocks, device, 1) if concurrent else self
+        self._single_threaded = Runtime(graphs, device, 1) if concurrent else self
 
     @property
     def device(self) -> Literal["cpu", "cuda"]:
@@ -48,36 +48,38 @@ class Runtime:
         """
         if not all_threads and self._single_threaded is not self:
             return self._single_threaded.features(model, pixels)
-        tasks: list[list[Array]] = [[] for _ in model.tasks]
-        frozen: list[Array] = []
+        d, f, m = (out.shape[1] for session in (self._blocks, self._frozen) for out in session.get_outputs())
+        # An empty first chunk gives every array its width if there are no images.
+        tasks: list[list[Array]] = [[np.zeros((0, d), np.float32)] for _ in model.tasks]
+        frozen, expanded = [np.zeros((0, f), np.float32)], [np.zeros((0, m), np.float32)]
         for start in range(0, len(pixels), CHUNK):
             chunk = pixels[start : start + CHUNK]
             count = len(chunk)
             extra = self._padded_size(count) - count
             tokens = self.tokens(np.pad(chunk, ((0, extra), (0, 0), (0, 0), (0, 0))) if extra else chunk)
-            frozen.append(self.frozen_features(tokens)[:count])
+            for parts, part in zip((frozen, expanded), self.frozen_features(tokens), strict=True):
+                parts.append(part[:count])
             for parts, task in zip(tasks, model.tasks, strict=True):
                 parts.append(self.task_features(tokens, task)[:count])
-        nothing = np.zeros((0, self._blocks.get_outputs()[0].shape[1]), np.float32)  # (0, d)
-        return Features([np.concatenate([nothing, *parts]) for parts in tasks], np.concatenate([nothing, *frozen]))
+        return Features([np.concatenate(parts) for parts in tasks], np.concatenate(frozen), np.concatenate(expanded))
 
     def tokens(self, pixels: Array) -> Array:
-        """The output of the frozen trunk, the same for every task: (n, 3, H, W) -> (n, P, d)."""
+        """The output of the frozen trunk, the same for every task: (n, 3, H, W) -> (n, P, d), for a CNN (n, 1, f)."""
         out: Array = self._trunk.run(["tokens"], {"pixels": pixels})[0]
         return out
 
     def task_features(self, tokens: Array, task: TaskModel) -> Array:
-        """z under one task's network: (n, P, d) -> (n, d)."""
+        """z (n, d) under one task's network."""
         a = task.adapters
         feeds = {"tokens": tokens, "w1": a.w1, "b1": a.b1, "w2": a.w2, "b2": a.b2}
         feeds |= {"norm_w": task.norm_w, "norm_b": task.norm_b}
         out: Array = self._blocks.run(["features"], feeds)[0]
         return out
 
-    def frozen_features(self, tokens: Array) -> Array:
-        """The backbone's own feature: the graph's default inputs are the frozen task (models/network/export.py)."""
-        out: Array = self._blocks.run(["features"], {"tokens": tokens})[0]
-        return out
+    def frozen_features(self, tokens: Array) -> tuple[Array, Array]:
+        """The frozen feature (n, f), the same for every task, and its random features (n, M)."""
+        feature, expanded = self._frozen.run(["feature", "expanded"], {"tokens": tokens})
+        return feature, expanded
 
     def warm_up_sizes(self, largest: int) -> list[int]:
         """The batch sizes to run once before serving batches of up to `largest` images."""
@@ -98,20 +100,20 @@ class RuntimeCache:
 
     def __init__(self, store: VersionStore, device: Device = "auto", threads: int | None = None) -> None:
         self._store, self._device, self._threads = store, device, threads
-        self._runtimes: WeakValueDictionary[tuple[str, str], Runtime] = WeakValueDictionary()
+        self._runtimes: WeakValueDictionary[tuple[str, ...], Runtime] = WeakValueDictionary()
         self._lock = threading.Lock()
 
     def get(self, manifest: Manifest) -> Runtime:
         """The runtime of a version whose graphs were verified."""
-        missing = [role for role in ("trunk", "blocks") if role not in manifest.graphs]
+        missing = [role for role in ROLES if role not in manifest.graphs]
         if missing:
             raise CorruptVersion(f"version {manifest.version}: its manifest names no graph for {' and '.join(missing)}")
-        trunk, blocks = manifest.graphs["trunk"], manifest.graphs["blocks"]
+        key = tuple(manifest.graphs[role] for role in ROLES)
         with self._lock:
-            runtime = self._runtimes.get((trunk, blocks))
+            runtime = self._runtimes.get(key)
             if runtime is None:
-                paths = self._store.graph_path(trunk), self._store.graph_path(blocks)
-                runtime = self._runtimes[trunk, blocks] = Runtime(*paths, self._device, self._threads)
+                paths = {role: self._store.graph_path(sha256) for role, sha256 in zip(ROLES, key, strict=True)}
+                runtime = self._runtimes[key] = Runtime(paths, self._device, self._threads)
             return runtime
 
 

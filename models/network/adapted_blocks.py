@@ -3,6 +3,8 @@
     trunk(pixels) -> tokens       frozen, the same for every task, computed once per image
     blocks(tokens, task) -> z     the adapted blocks with one task's adapters and norms; z is the CLS token
 
+The frozen feature is computed from the same tokens: see frozen_feature.py.
+
 Tasks differ only in their `TaskTensors`, so one ONNX graph serves every task.
 Shapes: N images, P tokens (1 for a CNN), d dimensions, L adapted blocks, A = 2L adapters, B bottleneck units.
 """
@@ -91,18 +93,25 @@ class AdaptedBlock(nn.Module):
 
 
 class AdaptedBlocks(nn.Module):
-    """The L adapted blocks and the final norm: (tokens, one task's tensors) -> z (N, d)."""
+    """The L adapted blocks and the final norm: (tokens, one task's tensors) -> z (N, d).
+
+    The token of a CNN is longer than d: what follows its pooled feature is for the frozen feature only.
+    """
 
     def __init__(self, blocks: list[AdaptedBlock], eps: float) -> None:
         super().__init__()
         self.blocks, self.eps = nn.ModuleList(blocks), eps
 
     def forward(self, tokens: Tensor, task: TaskTensors, masks: Masks | None = None) -> Tensor:
-        x, last = tokens, len(self.blocks) - 1
+        # Only the CLS token of the last block is used; its other tokens are needed as keys and values.
+        return self.encode(tokens, task, masks, cls_only=True)[:, 0]
+
+    def encode(self, tokens: Tensor, task: TaskTensors, masks: Masks | None = None, cls_only: bool = False) -> Tensor:
+        """The tokens after the final norm: (N, P, d), or (N, 1, d) with `cls_only`."""
+        x, last = tokens[..., : task.norm_w.shape[1]], len(self.blocks) - 1
         for index, block in enumerate(self.blocks):
-            # Only the CLS token of the last block is used; its other tokens are needed as keys and values.
-            x = block(x, task, index, self.eps, index == last, masks)
-        return layer_norm(x, task, 2 * len(self.blocks), self.eps)[:, 0]
+            x = block(x, task, index, self.eps, cls_only and index == last, masks)
+        return layer_norm(x, task, 2 * len(self.blocks), self.eps)
 
 
 def layer_norm(x: Tensor, task: TaskTensors, index: int, eps: float) -> Tensor:
@@ -119,6 +128,12 @@ def adapter(a: Tensor, task: TaskTensors, index: int, masks: Masks | None) -> Te
     h = h if masks is None else masks.m1[index] * h
     out = F.linear(h, task.w2[index], task.b2[index])
     return a + (out if masks is None else masks.m2[index] * out)
+
+
+def frozen_task(norm_w: Tensor, norm_b: Tensor) -> TaskTensors:
+    """A task whose adapters add 0; with the pre-trained norms (A + 1, d), its network is the backbone itself."""
+    a, d, zeros = norm_w.shape[0] - 1, norm_w.shape[1], torch.zeros
+    return TaskTensors(zeros(a, 1, d), zeros(a, 1), zeros(a, d, 1), zeros(a, d), norm_w, norm_b)
 
 
 def apply_masks(task: TaskTensors, m1: Tensor, m2: Tensor) -> TaskTensors:

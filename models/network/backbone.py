@@ -1,8 +1,9 @@
-"""The frozen backbone: a timm model, cut into a trunk and the blocks that get adapters."""
+"""The frozen backbone: a timm model, cut into a trunk, the blocks that get adapters, and the frozen feature."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,18 +17,20 @@ from torch import Tensor, nn
 from models.errors import BackboneError
 from models.files import sha256_bytes, sha256_file, write_durable
 from models.images import Preprocessing
-from models.network.adapted_blocks import AdaptedBlock, AdaptedBlocks, Attention, IdentityAttention, TaskTensors
+from models.network.adapted_blocks import AdaptedBlock, AdaptedBlocks, Attention, IdentityAttention, frozen_task
+from models.network.frozen_feature import EXPANDED, CnnParts, FrozenFeature, TransformerParts
 from models.network.weights import HUB_SECONDS, load_strict, resolve
-from models.versions.backbone_spec import RECORD, BackboneSpec, recorded_backbone
+from models.versions.backbone_spec import RECORD, BackboneSpec, FrozenPart, FrozenSpec, PartName, recorded_backbone
 
 
 @dataclass(frozen=True)
 class Backbone:
-    """A trunk, pixels -> tokens, and adapted blocks, tokens -> a task's feature."""
+    """A trunk, pixels -> tokens; adapted blocks, tokens -> a task's feature; and tokens -> the frozen feature."""
 
     spec: BackboneSpec
-    trunk: nn.Module  # (N, 3, H, W) -> (N, P, d)
+    trunk: nn.Module  # (N, 3, H, W) -> (N, P, d), for a CNN (N, 1, f)
     blocks: AdaptedBlocks
+    frozen: FrozenFeature
     norm_w: Tensor  # (A + 1, d), the pre-trained LayerNorms that each task starts from
     norm_b: Tensor  # (A + 1, d)
 
@@ -35,11 +38,6 @@ class Backbone:
     def adapters(self) -> int:
         """A: two per adapted block."""
         return 2 * self.spec.adapted_blocks
-
-    def frozen_task(self) -> TaskTensors:
-        """A task whose adapters add 0 and whose norms are the pre-trained ones; it gives the frozen feature."""
-        a, d, zeros = self.adapters, self.spec.dimensions, torch.zeros
-        return TaskTensors(zeros(a, 1, d), zeros(a, 1), zeros(a, d, 1), zeros(a, d), self.norm_w, self.norm_b)
 
 
 def open_backbone(
@@ -77,14 +75,16 @@ def _create(
     resolved = resolve(name, file, hub_seconds)
     model = load_strict(resolved.name, resolved.state, str(file or resolved.name))
     data = file.read_bytes() if file else save({key: value.contiguous() for key, value in resolved.state.items()})
+    preprocessing, dimensions = _preprocessing(model), int(getattr(model, "head_hidden_size", model.num_features))
     spec = BackboneSpec(
         name=resolved.name,
         source=resolved.source,
         weights_sha256=sha256_bytes(data),
         # All blocks of a transformer, as in the paper; a CNN has only its pooled feature to adapt.
         adapted_blocks=adapted_blocks or (len(model.blocks) if isinstance(model, VisionTransformer) else 1),
-        dimensions=int(getattr(model, "head_hidden_size", model.num_features)),
-        preprocessing=_preprocessing(model),
+        dimensions=dimensions,
+        preprocessing=preprocessing,
+        frozen=_frozen_spec(model, dimensions, preprocessing.crop),
     )
     backbone = _cut(spec, model)  # before anything is written: a model that cannot be cut leaves no files
     folder.mkdir(parents=True, exist_ok=True)
@@ -104,6 +104,21 @@ def _preprocessing(model: Any) -> Preprocessing:
         mean=tuple(config["mean"]),
         std=tuple(config["std"]),
     )
+
+
+def _frozen_spec(model: Any, dimensions: int, crop: int) -> FrozenSpec:
+    if isinstance(model, VisionTransformer):
+        return FrozenSpec((FrozenPart("cls", dimensions), FrozenPart("patches", dimensions)), "identity", EXPANDED)
+    model.eval()
+    with torch.inference_mode():
+        outputs = _pooled_outputs(model, torch.randn(1, 3, crop, crop, generator=torch.Generator().manual_seed(0)))
+    pooled = outputs.pop("pooled")
+    parts = [FrozenPart("pooled", pooled.shape[1])]
+    for name, out in outputs.items():
+        # The pooled feature of a ResNet is its pooled last stage: one part, not two.
+        if out.shape != pooled.shape or not torch.allclose(out, pooled):
+            parts.append(FrozenPart(name, out.shape[1]))
+    return FrozenSpec(tuple(parts), "signed-sqrt", EXPANDED)
 
 
 def _cut(spec: BackboneSpec, model: Any) -> Backbone:
@@ -152,23 +167,35 @@ def _cut_transformer(spec: BackboneSpec, model: Any) -> Backbone:
         norms += [block.norm1, block.norm2]
     norms.append(model.norm)
     weight, bias = (torch.stack([getattr(norm, part).data for norm in norms]) for part in ("weight", "bias"))
-    trunk = _TransformerTrunk(model, total - adapted)
-    return Backbone(spec, trunk, AdaptedBlocks(blocks, model.norm.eps), weight, bias)
+    adapted_blocks = AdaptedBlocks(blocks, model.norm.eps)
+    frozen = FrozenFeature(spec.frozen, TransformerParts(adapted_blocks, frozen_task(weight, bias)))
+    return Backbone(spec, _TransformerTrunk(model, total - adapted), adapted_blocks, frozen, weight, bias)
 
 
 class _CnnTrunk(nn.Module):
-    """The whole network up to its pooled feature, which becomes one token."""
+    """The whole network up to its pooled feature, which becomes one token together with its pooled stages."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, parts: Sequence[PartName]) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.parts = model, parts
 
-    def forward(self, pixels: Tensor) -> Tensor:  # (N, 3, H, W) -> (N, 1, d)
-        out: Tensor = self.model.forward_head(self.model.forward_features(pixels), pre_logits=True)
-        return out[:, None]
+    def forward(self, pixels: Tensor) -> Tensor:  # (N, 3, H, W) -> (N, 1, f)
+        outputs = _pooled_outputs(self.model, pixels)
+        return torch.cat([outputs[name] for name in self.parts], dim=1)[:, None]
+
+
+def _pooled_outputs(model: Any, pixels: Tensor) -> dict[PartName, Tensor]:
+    """The vectors that a CNN gives as parts of the frozen feature; some of timm's CNNs do not return their stages."""
+    if not hasattr(model, "forward_intermediates"):
+        return {"pooled": model.forward_head(model.forward_features(pixels), pre_logits=True)}
+    features, (before, last) = model.forward_intermediates(pixels, indices=2)
+    pooled = model.forward_head(features, pre_logits=True)
+    return {"pooled": pooled, "last-stage": last.mean((2, 3)), "stage-before-last": before.mean((2, 3))}
 
 
 def _cut_cnn(spec: BackboneSpec, model: Any) -> Backbone:
     blocks = [AdaptedBlock(IdentityAttention(), nn.Identity()) for _ in range(spec.adapted_blocks)]
     shape = (2 * spec.adapted_blocks + 1, spec.dimensions)
-    return Backbone(spec, _CnnTrunk(model), AdaptedBlocks(blocks, 1e-6), torch.ones(shape), torch.zeros(shape))
+    trunk = _CnnTrunk(model, [part.name for part in spec.frozen.parts])
+    frozen = FrozenFeature(spec.frozen, CnnParts())
+    return Backbone(spec, trunk, AdaptedBlocks(blocks, 1e-6), frozen, torch.ones(shape), torch.zeros(shape))

@@ -1,10 +1,10 @@
-"""The backbone as two ONNX graphs, exported once: they take a task as input, so a new task needs no new graph.
+"""The backbone as three ONNX graphs, exported once: a task is an input, so a new task needs no new graph.
 
-    trunk    pixels (N, 3, H, W) -> tokens (N, P, d)
+    trunk    pixels (N, 3, H, W) -> tokens (N, P, d), for a CNN (N, 1, f)
     blocks   tokens, w1, b1, w2, b2, norm_w, norm_b (`TaskTensors`) -> features (N, d)
+    frozen   tokens -> feature (N, f), expanded (N, M)
 
-The sizes N and B (bottleneck) are dynamic, all others are fixed. The six inputs of a task have the backbone's
-`frozen_task()` as default values, so `blocks` with tokens as its only input gives the frozen feature.
+The sizes N and B (bottleneck) are dynamic, all others are fixed.
 
 **The same backbone gives the same bytes**, in any process and in any folder: the graphs are stored by their hash.
 """
@@ -17,7 +17,7 @@ from typing import Any
 
 import onnx
 import torch
-from onnx import ModelProto, numpy_helper
+from onnx import ModelProto
 from torch import Tensor, nn
 from torch.export import Dim
 
@@ -43,26 +43,27 @@ class _Blocks(nn.Module):
 
 
 def export(backbone: Backbone) -> dict[str, bytes]:
-    """The graphs by role, `trunk` and `blocks`, weights included."""
+    """The graphs by role, `trunk`, `blocks` and `frozen`, weights included."""
     # Copies on the CPU: the trainer may use the backbone on a GPU.
-    trunk, blocks = (copy.deepcopy(part).cpu().eval() for part in (backbone.trunk, _Blocks(backbone.blocks)))
+    parts = (backbone.trunk, _Blocks(backbone.blocks), backbone.frozen)
+    trunk, blocks, frozen = (copy.deepcopy(part).cpu().eval() for part in parts)
     crop = backbone.spec.preprocessing.crop
     pixels = torch.zeros(EXAMPLES, 3, crop, crop)
     with torch.inference_mode():
-        tokens = trunk(pixels)
-    frozen = TaskTensors(*(tensor.cpu() for tensor in backbone.frozen_task()))
+        tokens = {"tokens": torch.zeros(trunk(pixels).shape)}
     a, d = backbone.adapters, backbone.spec.dimensions
-    task = frozen._replace(w1=torch.zeros(a, UNITS, d), b1=torch.zeros(a, UNITS), w2=torch.zeros(a, d, UNITS))
+    shapes = TaskTensors((a, UNITS, d), (a, UNITS), (a, d, UNITS), (a, d), (a + 1, d), (a + 1, d))  # type: ignore[arg-type]
+    task = {name: torch.zeros(shape) for name, shape in shapes._asdict().items()}
     n, b = Dim("N"), Dim("B")
     free = TaskTensors({1: b}, {1: b}, {2: b}, None, None, None)  # type: ignore[arg-type]
-    trunk_graph = _trace(trunk, {"pixels": pixels}, ({0: n},), "tokens")
-    blocks_graph = _trace(blocks, {"tokens": torch.zeros(tokens.shape), **task._asdict()}, ({0: n}, *free), "features")
-    for name, tensor in frozen._asdict().items():
-        blocks_graph.graph.initializer.append(numpy_helper.from_array(tensor.numpy(), name))
-    return {"trunk": _bytes(trunk_graph), "blocks": _bytes(blocks_graph)}
+    return {
+        "trunk": _export(trunk, {"pixels": pixels}, ({0: n},), ["tokens"]),
+        "blocks": _export(blocks, tokens | task, ({0: n}, *free), ["features"]),
+        "frozen": _export(frozen, tokens, ({0: n},), ["feature", "expanded"]),
+    }
 
 
-def _trace(module: nn.Module, inputs: dict[str, Tensor], free: tuple[Any, ...], output: str) -> ModelProto:
+def _export(module: nn.Module, inputs: dict[str, Tensor], free: tuple[Any, ...], outputs: list[str]) -> bytes:
     with warnings.catch_warnings():
         # B is the size of three inputs on purpose; the exporter warns about each.
         warnings.filterwarnings("ignore", message=".*The axis name: B will not be used", category=UserWarning)
@@ -70,7 +71,7 @@ def _trace(module: nn.Module, inputs: dict[str, Tensor], free: tuple[Any, ...], 
             module,
             tuple(inputs.values()),
             input_names=list(inputs),
-            output_names=[output],
+            output_names=outputs,
             dynamic_shapes=free,
             opset_version=OPSET,
             dynamo=True,
@@ -78,8 +79,7 @@ def _trace(module: nn.Module, inputs: dict[str, Tensor], free: tuple[Any, ...], 
         )
     if program is None:  # returned by the old exporter only
         raise RuntimeError("torch.onnx.export returned no program")
-    proto: ModelProto = program.model_proto
-    return proto
+    return _bytes(program.model_proto)
 
 
 def _bytes(model: ModelProto) -> bytes:

@@ -17,6 +17,32 @@ from models.versions.manifest import field_errors
 
 RECORD = "backbone.json"
 
+# Of a transformer: the CLS token and the mean of the patch tokens, both after the final norm. Of a CNN: its pooled
+# feature and the pooled outputs of its last two stages.
+PartName = Literal["cls", "patches", "pooled", "last-stage", "stage-before-last"]
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class FrozenPart:
+    """A part of the frozen feature: one output of the backbone, pooled to a vector."""
+
+    name: PartName
+    size: int
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class FrozenSpec:
+    """The frozen feature of a backbone (models/network/frozen_feature.py)."""
+
+    parts: tuple[FrozenPart, ...]
+    transform: Literal["signed-sqrt", "layer-norm", "identity"]  # of every part, before it is scaled to length 1
+    expanded: int  # M, the number of random features
+
+    @property
+    def size(self) -> int:
+        """f, the size of the feature."""
+        return sum(part.size for part in self.parts)
+
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class BackboneSpec:
@@ -28,12 +54,18 @@ class BackboneSpec:
     adapted_blocks: int
     dimensions: int
     preprocessing: Preprocessing
+    frozen: FrozenSpec
 
     @property
     def sha256(self) -> str:
         """Equal for backbones whose features are comparable; independent of the source of the weights."""
-        identity = {"name": self.name, "weights": self.weights_sha256, "adapted_blocks": self.adapted_blocks}
-        identity["preprocessing"] = self.preprocessing.sha256
+        identity = {
+            "name": self.name,
+            "weights": self.weights_sha256,
+            "adapted_blocks": self.adapted_blocks,
+            "preprocessing": self.preprocessing.sha256,
+            "frozen": self.to_dict()["frozen"],
+        }
         return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
 
     def to_dict(self) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from models.errors import BackboneError
 from models.images import read_image
-from models.network.adapted_blocks import TaskTensors
+from models.network.adapted_blocks import TaskTensors, frozen_task
 from models.network.backbone import Backbone, open_backbone
 from tests.support.images import make_image
 
@@ -48,7 +48,7 @@ def prepared(backbone: Backbone, *seeds: int) -> Any:
 
 def feature(backbone: Backbone, pixels: Any, task: TaskTensors | None = None) -> Any:
     with torch.inference_mode():
-        return backbone.blocks(backbone.trunk(pixels), task or backbone.frozen_task())
+        return backbone.blocks(backbone.trunk(pixels), task or frozen_task(backbone.norm_w, backbone.norm_b))
 
 
 def timms_feature(name: str, file: Path, pixels: Any) -> Any:

@@ -98,7 +98,7 @@ class Exported:
     @classmethod
     def of(cls, backbone: Backbone) -> Exported:
         graphs = export(backbone)
-        return cls(backbone, graphs, Runtime(graphs["trunk"], graphs["blocks"], "cpu", threads=1))
+        return cls(backbone, graphs, Runtime(graphs, "cpu", threads=1))
 
 
 def random_backbone(folder: Path, name: str, adapted_blocks: int) -> Backbone:
@@ -140,9 +140,18 @@ def torch_features(backbone: Backbone, tokens: Tensor, task: TaskTensors) -> Flo
     return np.concatenate([backbone.blocks(chunk, task).numpy() for chunk in chunks])
 
 
-def features_in_torch(backbone: Backbone, model: Model, tokens: Tensor, frozen: Floats | None = None) -> Features:
+@torch.inference_mode()
+def torch_frozen(backbone: Backbone, tokens: Tensor) -> tuple[Floats, Floats]:
+    """The frozen feature and its random features."""
+    features, expanded = zip(*(backbone.frozen(chunk) for chunk in torch.split(tokens, CHUNK)), strict=True)
+    return torch.cat(features).numpy(), torch.cat(expanded).numpy()
+
+
+def features_in_torch(
+    backbone: Backbone, model: Model, tokens: Tensor, frozen: tuple[Floats, Floats] | None = None
+) -> Features:
     tasks = [torch_features(backbone, tokens, tensors_of(task)) for task in model.tasks]
-    return Features(tasks, torch_features(backbone, tokens, backbone.frozen_task()) if frozen is None else frozen)
+    return Features(tasks, *(frozen or torch_frozen(backbone, tokens)))
 
 
 def random_task(backbone: Backbone, bottleneck: int, seed: int = 0) -> TaskModel:

@@ -15,9 +15,10 @@ from torch import Tensor, nn
 
 from models.images import Preprocessing
 from models.inference.model import Adapters, Head, Model, SharedAdapters, TaskModel
-from models.network.adapted_blocks import AdaptedBlock, AdaptedBlocks, Attention
+from models.network.adapted_blocks import AdaptedBlock, AdaptedBlocks, Attention, frozen_task
 from models.network.backbone import Backbone
-from models.versions.backbone_spec import BackboneSpec
+from models.network.frozen_feature import FrozenFeature, TransformerParts
+from models.versions.backbone_spec import BackboneSpec, FrozenPart, FrozenSpec
 from tests.support.settings import learner_settings
 from trainer.learning.checkpoint import Checkpoint
 from trainer.learning.learner import Learned, Learner
@@ -31,6 +32,7 @@ torch.set_num_threads(1)
 SIZE = 8
 DIMENSIONS = 12
 TOKENS = 5  # CLS and four patches
+EXPANDED = 40  # random features
 TINY_SETTINGS: dict[str, Any] = {
     "bottleneck": 6,
     "epochs": 2,
@@ -75,10 +77,13 @@ def tiny_backbone(blocks: int = 1, heads: int = 2, seed: int = 0) -> Backbone:
             parameter.copy_(random(*parameter.shape))
         adapted.append(AdaptedBlock(Attention(random(3 * d, d), random(3 * d), random(d, d), random(d), heads), mlp))
     preprocessing = Preprocessing(SIZE, SIZE, "bilinear", (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
-    spec = BackboneSpec("tiny", "file", "0" * 64, blocks, d, preprocessing)
+    frozen = FrozenSpec((FrozenPart("cls", d), FrozenPart("patches", d)), "identity", expanded=EXPANDED)
+    spec = BackboneSpec("tiny", "file", "0" * 64, blocks, d, preprocessing, frozen)
     norms = 2 * blocks + 1
     norm_w, norm_b = 1 + random(norms, d) / 3, random(norms, d) / 3
-    return Backbone(spec, TinyTrunk(generator), AdaptedBlocks(adapted, 1e-6), norm_w, norm_b)
+    network = AdaptedBlocks(adapted, 1e-6)
+    feature = FrozenFeature(frozen, TransformerParts(network, frozen_task(norm_w, norm_b)))
+    return Backbone(spec, TinyTrunk(generator), network, feature, norm_w, norm_b)
 
 
 @dataclass(frozen=True)

@@ -57,13 +57,13 @@ class Learner:
 
     def empty(self) -> Model:
         """A model without tasks."""
-        frozen = Gaussians.empty(self.backbone.spec.dimensions)
+        frozen = Gaussians.empty(self.backbone.spec.frozen.size)
         return Model(initial_adapters(self.backbone, self.settings), (), frozen, Rule(), Calibration.empty())
 
     def features(self, model: Model, keys: Sequence[str]) -> Features:
         """The features of every task's network and of the frozen backbone."""
         tasks = [self.tokens.features(keys, tensors_of(task)) for task in model.tasks]
-        return Features(tasks, self.tokens.features(keys, self.backbone.frozen_task()))
+        return Features(tasks, *self.tokens.frozen(keys))
 
     def learn(
         self, parent: Model, samples: Samples, images: Images, checkpoint: Checkpoint, progress: Progress
@@ -144,7 +144,7 @@ class Learner:
                 continue
             labels = np.array([c for c, name in enumerate(task.classes) for _ in extension.get(name, ())])
             z = self.tokens.features(keys, tensors_of(task))
-            frozen = self.tokens.features(keys, self.backbone.frozen_task())
+            frozen, _ = self.tokens.frozen(keys)
             offset = int(np.searchsorted(model.task_of_class, k))
             extended = replace(task, gaussians=task.gaussians.with_samples(z, labels))
             tasks = tuple(extended if i == k else other for i, other in enumerate(model.tasks))
@@ -184,7 +184,7 @@ class Learner:
         """Add a task with its statistics (Algorithm 1, last line)."""
         labels = np.asarray(data.labels)
         z = self.tokens.features(data.keys, trained.tensors)
-        frozen = self.tokens.features(data.keys, self.backbone.frozen_task())
+        frozen, _ = self.tokens.frozen(data.keys)
         tensors = [tensor.numpy() for tensor in trained.tensors]
         task = TaskModel(
             classes=classes,
@@ -253,7 +253,7 @@ class Learner:
             model = calibrate(model, parent, after, labels, self.settings)
         if not parent.tasks:
             return model, judge(None, model, None, after, labels, self.settings)
-        parent_features = Features(features.tasks[: len(parent.tasks)], features.frozen)
+        parent_features = replace(features, tasks=features.tasks[: len(parent.tasks)])
         before = held_out_evidence(parent, parent_features, held_out)
         return model, judge(parent, model, before, after, labels, self.settings)
 

@@ -39,6 +39,7 @@ class TokenCache:
         self._free_bytes = max_bytes
         backbone.trunk.to(self.device)
         backbone.blocks.to(self.device)
+        backbone.frozen.to(self.device)
 
     def prepare(self, keys: Sequence[str], views: int = 1, on_done: Callable[[int], None] = lambda n: None) -> None:
         """Fill the cache as far as it has room; `on_done` gets the number of images of every finished chunk."""
@@ -51,7 +52,7 @@ class TokenCache:
             on_done(len(chunk))
 
     def get(self, keys: Sequence[str], views: Sequence[int] | None = None) -> Tensor:
-        """(n, P, d), on the device."""
+        """(n, P, d), for a CNN (n, 1, f), on the device."""
         items = list(zip(keys, views or [0] * len(keys), strict=True))
         found = self._fetch(items)
         return torch.stack([found[item] for item in items]).to(self.device)
@@ -65,6 +66,18 @@ class TokenCache:
             with torch.inference_mode():
                 out.append(self.backbone.blocks(tokens, task).cpu().numpy())
         return np.concatenate(out)
+
+    def frozen(self, keys: Sequence[str]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """The frozen feature (n, f) and its random features (n, M)."""
+        spec = self.backbone.spec.frozen
+        features, expanded = [np.zeros((0, spec.size), np.float32)], [np.zeros((0, spec.expanded), np.float32)]
+        for start in range(0, len(keys), CHUNK):
+            tokens = self.get(keys[start : start + CHUNK])
+            with torch.inference_mode():
+                outputs = self.backbone.frozen(tokens)
+            for chunks, output in zip((features, expanded), outputs, strict=True):
+                chunks.append(output.cpu().numpy())
+        return np.concatenate(features), np.concatenate(expanded)
 
     def _fetch(self, items: Sequence[Item]) -> dict[Item, Tensor]:
         found = {item: self._cache[item] for item in items if item in self._cache}

@@ -30,14 +30,14 @@ class TorchRecogniser:
         self._model, self._preprocessing = read_model(VersionStore(data).load())
         self._backbone = open_backbone(data)
         self._tasks = [tensors_of(task) for task in self._model.tasks]
-        self._frozen = self._backbone.frozen_task()
 
     @torch.inference_mode()
     def answer(self, image: bytes) -> dict[str, Any]:
         pixels = torch.from_numpy(load_pixels(image, self._preprocessing))[None]
         tokens = self._backbone.trunk(pixels)
-        features = [self._backbone.blocks(tokens, task).numpy() for task in (*self._tasks, self._frozen)]
-        return answer(self._model, self._model.evidence(Features(features[:-1], features[-1])))[0].to_dict()
+        tasks = [self._backbone.blocks(tokens, task).numpy() for task in self._tasks]
+        features = Features(tasks, *(part.numpy() for part in self._backbone.frozen(tokens)))
+        return answer(self._model, self._model.evidence(features))[0].to_dict()
 
 
 def create_app(data: Path, handler: str) -> FastAPI:

@@ -9,7 +9,7 @@ from models.errors import CorruptVersion, NothingLearned, UnsupportedImage
 from models.inference.answer import Answer, answer
 from models.inference.model import Model
 from models.inference.predictor import Predictor
-from models.inference.runtime import CHUNK
+from models.inference.runtime import CHUNK, ROLES
 from models.versions.store import VersionStore
 from tests.support.exported import (
     SCENE_TASKS,
@@ -25,7 +25,7 @@ from tests.support.exported import (
 from tests.support.manifests import manifest_of
 
 
-def publish(root: Path, exported: Exported, model: Model, roles: Sequence[str] = ("trunk", "blocks")) -> int:
+def publish(root: Path, exported: Exported, model: Model, roles: Sequence[str] = ROLES) -> int:
     store = VersionStore(root)
     graphs = {role: store.add_graph(exported.graphs[role]) for role in roles}
     manifest = manifest_of(model, exported.backbone.spec, parent=store.current(), graphs=graphs)
@@ -60,11 +60,12 @@ def test_an_empty_folder_has_learned_nothing(tmp_path: Path) -> None:
 
 def test_a_version_without_its_graphs_is_refused(small: Exported, tmp_path: Path) -> None:
     publish(tmp_path, small, learn(small.backbone, SCENE_TASKS[:1], read_scene, epochs=1), roles=["trunk"])
-    with pytest.raises(CorruptVersion, match="no graph for blocks"):
+    with pytest.raises(CorruptVersion, match="no graph for blocks and frozen"):
         Predictor.open(tmp_path, device="cpu")
 
 
 def test_no_images_give_no_features(small: Exported) -> None:
     model = learn(small.backbone, SCENE_TASKS[:1], read_scene, epochs=1)
     features = small.runtime.features(model, random_pixels(small.backbone, 0))
-    assert [part.shape for part in (*features.tasks, features.frozen)] == [(0, 32), (0, 32)]
+    assert [part.shape for part in features.tasks] == [(0, 32)]
+    assert (features.frozen.shape, features.expanded.shape) == ((0, 64), (0, 1024))

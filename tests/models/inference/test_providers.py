@@ -5,7 +5,7 @@ import pytest
 from models.errors import BackboneError
 from models.inference import providers
 from models.inference.providers import CPU, CUDA, Device, check_providers, choose_providers, gpu_present
-from models.inference.runtime import Runtime
+from models.inference.runtime import ROLES, Runtime
 from tests.support.exported import Exported
 
 without_gpu = pytest.mark.skipif(gpu_present(), reason="this machine has a GPU")
@@ -49,23 +49,24 @@ def test_auto_falls_back_to_the_cpu_with_a_warning(caplog: pytest.LogCaptureFixt
 @without_gpu
 def test_a_runtime_that_requires_cuda_fails_without_a_gpu(small: Exported) -> None:
     with pytest.raises(BackboneError, match="cuda"):
-        Runtime(small.graphs["trunk"], small.graphs["blocks"], "cuda", threads=1)
+        Runtime(small.graphs, "cuda", threads=1)
 
 
 @without_gpu
 def test_a_runtime_that_requires_cuda_fails_when_cuda_fails(small: Exported, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(providers, "gpu_present", lambda: True)
     with pytest.raises(BackboneError, match="cuda"):
-        Runtime(small.graphs["trunk"], small.graphs["blocks"], "cuda", threads=1)
+        Runtime(small.graphs, "cuda", threads=1)
 
 
 @without_gpu
 def test_auto_without_a_gpu_prints_nothing(small: Exported, capfd: pytest.CaptureFixture[str]) -> None:
-    runtime = Runtime(small.graphs["trunk"], small.graphs["blocks"], "auto", threads=1)
+    runtime = Runtime(small.graphs, "auto", threads=1)
     assert runtime.device == "cpu"
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_broken_graph_is_refused_with_a_remedy(small: Exported) -> None:
+@pytest.mark.parametrize("role", ROLES)
+def test_a_broken_graph_is_refused_with_a_remedy(role: str, small: Exported) -> None:
     with pytest.raises(BackboneError, match="restore the file"):
-        Runtime(small.graphs["trunk"][:1000], small.graphs["blocks"], "cpu", threads=1)
+        Runtime(small.graphs | {role: small.graphs[role][:1000]}, "cpu", threads=1)

@@ -69,10 +69,20 @@ def test_a_changed_weights_file_in_the_folder_is_refused(deit_folder: Path, tmp_
         lambda text: "[]",
         lambda text: json.dumps({k: v for k, v in json.loads(text).items() if k != "dimensions"}),
         lambda text: json.dumps({k: v for k, v in json.loads(text).items() if k != "preprocessing"}),
+        lambda text: json.dumps({k: v for k, v in json.loads(text).items() if k != "frozen"}),
         lambda text: json.dumps(json.loads(text) | {"surprise": 1}),
         lambda text: json.dumps(json.loads(text) | {"preprocessing": {"resize": "wide"}}),
     ],
-    ids=["empty", "cut", "a list", "no dimensions", "no preprocessing", "a field too many", "no number"],
+    ids=[
+        "empty",
+        "cut",
+        "a list",
+        "no dimensions",
+        "no preprocessing",
+        "no frozen feature",
+        "a field too many",
+        "no number",
+    ],
 )
 def test_a_damaged_record_is_a_backbone_error_with_a_remedy(
     deit_folder: Path, tmp_path: Path, damage: Callable[[str], str]
@@ -181,7 +191,7 @@ def test_the_frozen_task_gives_timms_own_feature(kind: str, blocks: int, deit_fi
 @pytest.mark.parametrize("name", [DEIT, LITE])
 def test_the_backbone_is_frozen(name: str, deit_folder: Path, tmp_path: Path) -> None:
     backbone = open_backbone(deit_folder if name == DEIT else tmp_path, name)
-    for module in (backbone.trunk, backbone.blocks):
+    for module in (backbone.trunk, backbone.blocks, backbone.frozen):
         assert not any(parameter.requires_grad for parameter in module.parameters())
         stochastic = [part for part in module.modules() if isinstance(part, torch.nn.Dropout | torch.nn.BatchNorm2d)]
         assert not any(part.training for part in stochastic)

@@ -1,4 +1,4 @@
-"""The exported graphs: dynamic sizes, default inputs, and the same bytes from every process."""
+"""The exported graphs: dynamic sizes, documented inputs, and the same bytes from every process."""
 
 import hashlib
 import os
@@ -12,7 +12,8 @@ import onnx
 import pytest
 import torch
 
-from models.network.adapted_blocks import TaskTensors, tensors_of
+from models.inference.runtime import ROLES
+from models.network.adapted_blocks import TaskTensors, frozen_task, tensors_of
 from models.network.export import export
 from tests.support.exported import (
     SCENE_TASKS,
@@ -42,7 +43,10 @@ def test_one_graph_takes_adapters_of_any_width(which: str, bottleneck: int, requ
         assert features.shape == (count, exported.backbone.spec.dimensions)
         np.testing.assert_allclose(features, expected, atol=TOLERANCE)
         # The adapters change the feature, so that the comparison is meaningful.
-        assert np.abs(features - exported.runtime.frozen_features(tokens)).max() > 0.1
+        norms = exported.backbone.norm_w, exported.backbone.norm_b
+        with torch.inference_mode():
+            plain = exported.backbone.blocks(reference, frozen_task(*norms)).numpy()
+        assert np.abs(features - plain).max() > 0.1
 
 
 def test_all_blocks_of_a_transformer_can_be_adapted(tmp_path: Path) -> None:
@@ -54,14 +58,6 @@ def test_all_blocks_of_a_transformer_can_be_adapted(tmp_path: Path) -> None:
     np.testing.assert_allclose(
         exported.runtime.task_features(exported.runtime.tokens(pixels), task), expected, atol=TOLERANCE
     )
-
-
-def test_the_default_inputs_give_the_frozen_feature(small: Exported) -> None:
-    pixels = random_pixels(small.backbone, 3)
-    with torch.inference_mode():
-        tokens = small.backbone.trunk(torch.from_numpy(pixels))
-        expected = small.backbone.blocks(tokens, small.backbone.frozen_task()).numpy()
-    np.testing.assert_allclose(small.runtime.frozen_features(tokens.numpy()), expected, atol=TOLERANCE)
 
 
 def sha256s(graphs: Mapping[str, bytes]) -> dict[str, str]:
@@ -118,7 +114,7 @@ def test_the_graphs_have_the_documented_inputs_and_outputs(small: Exported) -> N
     def shapes(values: Sequence[onnx.ValueInfoProto]) -> dict[str, list[str | int]]:
         return {v.name: [d.dim_param or d.dim_value for d in v.type.tensor_type.shape.dim] for v in values}
 
-    trunk, blocks = (onnx.load_from_string(small.graphs[role]) for role in ("trunk", "blocks"))
+    trunk, blocks, frozen = (onnx.load_from_string(small.graphs[role]) for role in ROLES)
     assert shapes(trunk.graph.input) == {"pixels": ["N", 3, 64, 64]}
     assert shapes(trunk.graph.output) == {"tokens": ["N", 17, 32]}
     task = dict(
@@ -126,4 +122,8 @@ def test_the_graphs_have_the_documented_inputs_and_outputs(small: Exported) -> N
     )
     assert shapes(blocks.graph.input) == {"tokens": ["N", 17, 32], **task}
     assert shapes(blocks.graph.output) == {"features": ["N", 32]}
-    assert all(entry.version >= 17 for graph in (trunk, blocks) for entry in graph.opset_import)
+    assert shapes(frozen.graph.input) == {"tokens": ["N", 17, 32]}
+    assert shapes(frozen.graph.output) == {"feature": ["N", 64], "expanded": ["N", 1024]}
+    # Without a default value, a missing input is an error.
+    assert {weight.name for weight in blocks.graph.initializer}.isdisjoint(shapes(blocks.graph.input))
+    assert all(entry.version >= 17 for graph in (trunk, blocks, frozen) for entry in graph.opset_import)

@@ -29,7 +29,7 @@ from tests.support.exported import (
     pixels_of,
     random_backbone,
     read_scene,
-    torch_features,
+    torch_frozen,
     torch_tokens,
 )
 from tests.support.paths import DEIT_WEIGHTS, SHARED, requires_shared
@@ -43,7 +43,8 @@ def cifar10() -> ImageSet:
 
 
 def difference(one: Features, other: Features) -> float:
-    pairs = zip((*one.tasks, one.frozen), (*other.tasks, other.frozen), strict=True)
+    first, second = ((*features.tasks, features.frozen, features.expanded) for features in (one, other))
+    pairs = zip(first, second, strict=True)
     return max(float(np.abs(a - b).max()) for a, b in pairs)
 
 
@@ -97,7 +98,7 @@ class DeitInTorch:
 
     pixels: Floats
     tokens: dict[int, Tensor]  # by the number of adapted blocks
-    frozen: Floats  # the same wherever the network is cut
+    frozen: tuple[Floats, Floats]  # the frozen feature and its random features: the same wherever the network is cut
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +112,7 @@ def deit(tmp_path_factory: pytest.TempPathFactory, cifar10: ImageSet) -> DeitInT
     with torch.inference_mode():
         tokens[2] = torch.cat([steps[:10](chunk) for chunk in torch.split(tokens[12], CHUNK)])
         tokens[1] = torch.cat([steps[10:](chunk) for chunk in torch.split(tokens[2], CHUNK)])
-    return DeitInTorch(pixels, tokens, torch_features(last_adapted, tokens[1], last_adapted.frozen_task()))
+    return DeitInTorch(pixels, tokens, torch_frozen(last_adapted, tokens[1]))
 
 
 @requires_shared
@@ -133,12 +134,12 @@ def test_deit_answers_as_in_torch_on_real_images(
 class OneToken(nn.Module):
     """A stand-in for a trunk: tracing the blocks needs only the shape of its tokens."""
 
-    def __init__(self, dimensions: int) -> None:
+    def __init__(self, size: int) -> None:
         super().__init__()
-        self.dimensions = dimensions
+        self.size = size
 
     def forward(self, pixels: Tensor) -> Tensor:
-        return pixels.flatten(1)[:, None, : self.dimensions]
+        return pixels.flatten(1)[:, None, : self.size]
 
 
 def behind_the_same_trunk(exported: Exported, backbone: Backbone) -> Exported:
@@ -146,9 +147,9 @@ def behind_the_same_trunk(exported: Exported, backbone: Backbone) -> Exported:
     one, other = exported.backbone.trunk.state_dict(), backbone.trunk.state_dict()
     assert one.keys() == other.keys()
     assert all(torch.equal(one[name], other[name]) for name in one)
-    blocks = export(replace(backbone, trunk=OneToken(backbone.spec.dimensions)))["blocks"]
-    graphs = {"trunk": exported.graphs["trunk"], "blocks": blocks}
-    return Exported(backbone, graphs, Runtime(graphs["trunk"], graphs["blocks"], "cpu", threads=1))
+    graphs = export(replace(backbone, trunk=OneToken(backbone.spec.frozen.size)))
+    graphs["trunk"] = exported.graphs["trunk"]
+    return Exported(backbone, graphs, Runtime(graphs, "cpu", threads=1))
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from models.inference.model import Model
-from models.network.adapted_blocks import tensors_of
+from models.network.adapted_blocks import TaskTensors, frozen_task, tensors_of
 from tests.support.tiny_model import (
     DIMENSIONS,
+    EXPANDED,
     TOKENS,
     TinyImages,
     class_tasks,
@@ -22,6 +23,11 @@ from trainer.learning.tokens import CHUNK, TokenCache
 
 ROW = 4 * TOKENS * DIMENSIONS  # bytes of an image's tokens
 KEYS = [key for keys in TinyImages().batch(["a", "b"], count=CHUNK - 5).values() for key in keys]  # not a whole chunk
+
+
+def frozen() -> TaskTensors:
+    backbone = tiny_backbone()
+    return frozen_task(backbone.norm_w, backbone.norm_b)
 
 
 class Reads:
@@ -43,7 +49,7 @@ def tokens_of(limit: int | None) -> tuple[TokenCache, Reads]:
 @pytest.mark.parametrize("rows", [0, 1, 7, CHUNK + 1])
 def test_tokens_beyond_the_limit_are_computed_again_and_equal(rows: int) -> None:
     (bounded, _), (unbounded, _) = tokens_of(rows * ROW), tokens_of(None)
-    task = tiny_backbone().frozen_task()
+    task = frozen()
     keys = [*KEYS, *KEYS[:3]]  # some twice
     views = [place % 3 for place in range(len(keys))]
     for tokens in (bounded, unbounded):
@@ -52,6 +58,8 @@ def test_tokens_beyond_the_limit_are_computed_again_and_equal(rows: int) -> None
         torch.testing.assert_close(bounded.get(keys), unbounded.get(keys), rtol=0, atol=1e-6)
         torch.testing.assert_close(bounded.get(keys, views), unbounded.get(keys, views), rtol=0, atol=1e-6)
         np.testing.assert_allclose(bounded.features(keys, task), unbounded.features(keys, task), rtol=0, atol=1e-5)
+        for one, other in zip(bounded.frozen(keys), unbounded.frozen(keys), strict=True):
+            np.testing.assert_allclose(one, other, rtol=0, atol=1e-5)
 
 
 def test_the_cache_keeps_no_more_than_its_limit() -> None:
@@ -66,14 +74,16 @@ def test_every_image_is_read_once_if_the_cache_has_room() -> None:
     tokens, reads = tokens_of(None)
     tokens.prepare(KEYS)
     tokens.get([*KEYS, *KEYS])
-    tokens.features(KEYS, tiny_backbone().frozen_task())
+    tokens.features(KEYS, frozen())
+    tokens.frozen(KEYS)
     assert set(reads.count.values()) == {1}
     assert set(reads.count) == set(KEYS)
 
 
 def test_no_images_give_no_features() -> None:
     tokens, _ = tokens_of(0)
-    assert tokens.features([], tiny_backbone().frozen_task()).shape == (0, DIMENSIONS)
+    assert tokens.features([], frozen()).shape == (0, DIMENSIONS)
+    assert [part.shape for part in tokens.frozen([])] == [(0, 2 * DIMENSIONS), (0, EXPANDED)]
 
 
 def test_cached_and_uncached_tokens_can_be_trained_on() -> None:
