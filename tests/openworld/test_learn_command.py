@@ -45,6 +45,7 @@ def test_a_second_task_extends_the_first_and_both_are_recognised(
     assert re.search(r"1 │ green, red +│ +12 │.*→", out)
     assert re.search(r"task 2: epoch 1/3, loss [0-9.]+, .* left", err)
     assert "UserWarning" not in err
+    assert "what scores below 95 % of known images" in out
     manifest = VersionStore(data).manifest(2)
     assert manifest.parent == 1
     assert manifest.tasks == [["green", "red"], ["blue", "white"]]
@@ -60,6 +61,7 @@ def test_a_second_task_extends_the_first_and_both_are_recognised(
     code, out, _ = run("versions", "--data", data)
     assert code == 0
     assert re.search(r"current │ +2 │ +1 │.*blue, white", out)
+    assert "threshold" not in out, "a log-score in a table for people"
     listed = json.loads(run("versions", "--data", data, "--json")[1])
     assert listed["current"] == 2
     assert [version["added"] for version in listed["versions"]] == [["green", "red"], ["blue", "white"]]
