@@ -165,6 +165,8 @@ class _Training:
     def run(self, parent: Parent, rollback: Rollback) -> Outcome:
         started = time.monotonic()
         store, batch, settings = self.store, self.batch, self.settings
+        for warning in batch.warnings(parent.manifest.classes if parent.manifest else []):
+            log.warning("%s", warning)
         configure_torch(settings)
         backbone = open_backbone(store.root, settings.backbone, settings.backbone_weights, settings.adapted_blocks)
         used = backbone.spec.sha256

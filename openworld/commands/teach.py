@@ -51,6 +51,8 @@ def run(arguments: argparse.Namespace) -> int:
             task = client.teach_zip(zip_images((image.label, batch.read(image.sha256)) for image in batch.images))
         if not task.fresh:
             print(f"this batch was submitted before: it is task {task.id}", file=sys.stderr)
+        for warning in task.warnings:
+            print(f"warning: {warning}", file=sys.stderr)
         if not arguments.no_wait:
             task = follow(client, task, f"{tables.count(len(batch.images), 'image')} of {', '.join(batch.classes)}")
     if arguments.json:

@@ -85,7 +85,9 @@ async def submit(
         except StoreError as error:  # the task is accepted all the same
             log.warning("the inbox cannot mark the images of task %s as labelled: %s", submitted.task.id, error)
     response.headers["Location"] = f"/tasks/{submitted.task.id}"
-    return TaskAnswer.model_validate(submitted.task).model_copy(update={"fresh": submitted.fresh})
+    return TaskAnswer.model_validate(submitted.task).model_copy(
+        update={"fresh": submitted.fresh, "warnings": batch.warnings(known)}
+    )
 
 
 def _store(container: Container, batch: LabelledBatch) -> None:

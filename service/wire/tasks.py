@@ -45,6 +45,7 @@ class TaskAnswer(BaseModel):
     version: int | None = Field(None, description="the version that it became")
     reason: str | None = Field(None, description="why it was rejected, failed, or is tried again")
     result: dict[str, Any] | None = Field(None, description="the gate's result: accuracy and AUC, per task")
+    warnings: list[str] = Field([], description="classes with one image; only in the answer to a submitted batch")
     fresh: bool = Field(True, description="false: the same batch was submitted before, and this is its task")
 
 

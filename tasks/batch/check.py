@@ -53,6 +53,12 @@ class LabelledBatch:
         """Images per class."""
         return {name: len(keys) for name, keys in self.keys.items()}
 
+    def warnings(self, known_classes: Collection[str]) -> list[str]:
+        """One line per class that can be learned, but not well."""
+        weak = [name for name, count in self.counts.items() if count == 1 and name not in known_classes]
+        lines = [f"class {quoted(name)} has 1 image: more images make its answers better" for name in weak]
+        return shortened(lines, "classes with 1 image")
+
     @property
     def task_id(self) -> str:
         return self.sha256[:16]
@@ -68,9 +74,8 @@ class LabelledBatch:
 
 @dataclass(frozen=True)
 class BatchLimits:
-    """What one batch may hold. A known class needs only one image."""
+    """What one batch may hold."""
 
-    min_images_per_class: int = 2
     max_classes: int = 200
     max_images: int = 20_000
     max_bytes: int = 2 * 1024**3
@@ -147,7 +152,7 @@ class BatchCheck:
         problems = [
             *self._problems,
             *shortened(names, "class names with problems: choose plain, different names"),
-            *shortened(self._count_problems(), "classes with too few images: add images or remove the classes"),
+            *shortened(self._count_problems(), "classes without images: add images or remove the classes"),
             *shortened(self._read_problems, "files that cannot be read: replace or remove them"),
             *shortened(self._conflicts(), "images in more than one class: keep each in one class"),
             *self._limit_problems(),
@@ -180,18 +185,10 @@ class BatchCheck:
     def _count_problems(self) -> list[str]:
         problems = []
         for name in dict.fromkeys(canonical(label) for label in self._labels):
-            least = 1 if name in self._known else self._limits.min_images_per_class
-            usable = self._usable[name]
-            if usable >= least:
+            if self._usable[name]:
                 continue
-            remedy = f"add images until it has {least}, or remove the class"
-            if usable:
-                only = "1 image only" if usable == 1 else f"{usable} images only"
-                problems.append(f"class {quoted(name)} has {only}, copies and unreadable files not counted: {remedy}")
-            elif self._unreadable[name]:
-                problems.append(f"class {quoted(name)} has no image that can be read: {remedy}")
-            else:
-                problems.append(f"class {quoted(name)} is empty: {remedy}")
+            state = "has no image that can be read" if self._unreadable[name] else "is empty"
+            problems.append(f"class {quoted(name)} {state}: add images, or remove the class")
         return problems
 
     def _conflicts(self) -> list[str]:

@@ -22,9 +22,7 @@ Run = Any
 @pytest.fixture
 def bad_batch(tmp_path: Path) -> Path:
     folder = write_colours(tmp_path / "bad", "blue")
-    write_classes(
-        folder, {"white": [coloured_image("white", 0)], "Red": [coloured_image("red", 50), coloured_image("red", 51)]}
-    )
+    write_classes(folder, {"white": [b""], "Red": [coloured_image("red", 50), coloured_image("red", 51)]})
     (folder / "blue" / "broken.jpg").write_bytes(coloured_image("blue", 60)[:200])
     (folder / "loose.txt").write_text("hello")
     return folder
@@ -37,7 +35,7 @@ def test_a_bad_batch_is_refused_with_all_its_problems_and_changes_nothing(
     code, _, err = run("learn", bad_batch, "--data", first)
     assert code == 2
     for problem in (
-        "'white' has 1 image only",
+        "'white' has no image that can be read",
         "'blue/broken.jpg' cannot be read",
         "'loose.txt' lies",
         "known class 'red'",

@@ -76,11 +76,8 @@ class Learner:
         unseen_images = unseen(images, samples)
         known = {name: keys for name, keys in unseen_images.items() if name in parent.classes}
         new = {name: keys for name, keys in unseen_images.items() if name not in parent.classes}
-        single = [
-            f"class {name!r} is new and has one image: add another" for name, keys in new.items() if len(keys) < 2
-        ]
-        if single:
-            raise BatchError(single)
+        if new and not parent.tasks and max(len(keys) for keys in new.values()) == 1:
+            raise BatchError(["nothing is learned yet, and no class has two images: add images, to calibrate on"])
         rng = random_stream(self.settings.seed, "task", len(parent.tasks), *sorted(images))
         self._prepare_tokens(parent, samples, images, new, progress)
 
@@ -249,6 +246,8 @@ class Learner:
         labels = [sample.label for sample in held_out]
         features = self.features(model, [sample.key for sample in held_out])
         after = held_out_evidence(model, features, held_out)
+        parent = _with_tails(parent, len(model.tasks))
+        model = replace(model, calibration=parent.calibration)
         if held_out:  # otherwise all of them were deleted, and the parent's calibration stays
             model = calibrate(model, parent, after, labels, self.settings)
         if not parent.tasks:
@@ -256,6 +255,18 @@ class Learner:
         parent_features = replace(features, tasks=features.tasks[: len(parent.tasks)])
         before = held_out_evidence(parent, parent_features, held_out)
         return model, judge(parent, model, before, after, labels, self.settings)
+
+
+def _with_tails(parent: Model, tasks: int) -> Model:
+    """The parent with calibrated distances for all tasks of its child.
+
+    A new task has no held-out image if each of its classes has one image. It then gets the mean of the other tasks.
+    """
+    tails = parent.calibration.tails
+    if len(tails) == 0:
+        return parent
+    more = np.repeat(tails.mean(axis=0, keepdims=True), tasks - len(tails), axis=0)
+    return replace(parent, calibration=replace(parent.calibration, tails=np.concatenate([tails, more])))
 
 
 def _keys(images: Images) -> list[str]:

@@ -73,13 +73,13 @@ def test_the_inbox_can_be_used_by_keyboard_alone(browser: Any, service: Loop) ->
         page.get_by_role("button", name="Remove prune from the batch").click()
         expect(image_buttons(page)).to_have_count(6)
 
-        # A class of one image cannot be taught.
+        # A class of one image can be taught, with a remark.
         page.keyboard.press("Escape")
         image_buttons(page).first.click()
         page.get_by_label("Class name").fill("prune")
         page.keyboard.press("Enter")
-        expect(page.get_by_text("A new class needs at least 2 images")).to_be_visible()
-        expect(page.get_by_role("button", name="Teach 1 class")).to_be_disabled()
+        expect(page.get_by_text("One image makes a weak class")).to_be_visible()
+        expect(page.get_by_role("button", name="Teach 1 class")).to_be_enabled()
         page.get_by_role("button", name="Remove prune from the batch").click()
         expect(image_buttons(page)).to_have_count(6)
 

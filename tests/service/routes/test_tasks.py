@@ -83,9 +83,17 @@ def test_a_novelty_whose_image_is_lost_is_a_problem_of_the_batch(idle: Loop) -> 
     assert "is not kept" in response.text
 
 
+def test_a_new_class_with_one_image_is_accepted_with_a_warning(idle: Loop) -> None:
+    files = [("lonely", ("a.png", IMAGES.read("lonely/1")))]
+    files += [("pair", (f"{at}.png", IMAGES.read(f"pair/{at}"))) for at in range(2)]
+    response = idle.submit(files)
+    assert response.status_code == 202
+    assert response.json()["warnings"] == ["class 'lonely' has 1 image: more images make its answers better"]
+
+
 def test_every_problem_of_a_batch_is_listed_in_one_response(idle: Loop) -> None:
     files = [
-        ("lonely", ("a.png", IMAGES.read("lonely/1"))),
+        ("empty", ("a.png", b"not an image either")),
         ("broken", ("b.png", b"not an image")),
         ("broken", ("c.png", IMAGES.read("x/1"))),
         ("../up", ("d.png", IMAGES.read("x/2"))),
@@ -96,7 +104,7 @@ def test_every_problem_of_a_batch_is_listed_in_one_response(idle: Loop) -> None:
     response = idle.submit(files)
     assert (response.status_code, response.json()["code"]) == (422, "batch_invalid")
     problems = " | ".join(problem["detail"] for problem in response.json()["errors"])
-    for part in ("'lonely' has 1 image only", "b.png", "'../up'", "the same image is in 2 classes"):
+    for part in ("'empty' has no image that can be read", "b.png", "'../up'", "the same image is in 2 classes"):
         assert part in problems
     assert httpx.get(f"{idle.url}/tasks").json()["counts"]["queued"] < 10
 

@@ -69,19 +69,16 @@ def test_an_empty_batch_is_refused() -> None:
     assert batch_problems([]) == ["the batch is empty: give at least one class with its images"]
 
 
-def test_a_class_with_one_image_is_refused_with_the_number_needed() -> None:
-    (problem,) = batch_problems(items(cat=IMAGES[:1], dog=IMAGES[1:3]))
-    assert "'cat' has 1 image only" in problem
-    assert "until it has 2" in problem
+def test_a_new_class_with_one_image_is_accepted_with_a_warning() -> None:
+    batch = check_batch(items(cat=IMAGES[:1], dog=IMAGES[1:3]))
+    assert batch.counts == {"cat": 1, "dog": 2}
+    assert batch.warnings([]) == ["class 'cat' has 1 image: more images make its answers better"]
+    assert batch.warnings(["cat"]) == []
 
 
 def test_copies_do_not_count_as_images() -> None:
-    (problem,) = batch_problems(items(cat=[IMAGES[0], IMAGES[0]]))
-    assert "'cat' has 1 image only" in problem
-
-
-def test_one_image_is_enough_for_a_known_class() -> None:
-    assert check_batch(items(cat=IMAGES[:1]), known_classes=["cat"]).counts == {"cat": 1}
+    (warning,) = check_batch(items(cat=[IMAGES[0], IMAGES[0]])).warnings([])
+    assert "'cat' has 1 image" in warning
 
 
 def test_an_unreadable_file_is_named_with_the_reason() -> None:

@@ -156,15 +156,33 @@ def test_a_batch_with_more_classes_than_the_memory_holds_is_refused_before_it_is
     assert phases == []
 
 
-@pytest.mark.parametrize("known", [False, True])
-def test_a_new_class_with_one_image_is_refused_before_it_is_trained(known: bool) -> None:
-    learner, phases = tiny_learner(), []
+@pytest.mark.parametrize("others", [{}, {"class 0": 6}, {"sibling": 3}, {"lone too": 1}])
+def test_a_new_class_with_one_image_is_learned(others: dict[str, int]) -> None:
+    """Alone, beside a known class, beside a larger new class, beside another one with one image."""
+    learner = tiny_learner(epochs=8, learning_rate=0.1, sparsity=0)
     parent = learn_tasks(learner, class_tasks([2]))[0]
-    images = TinyImages().batch(["lone"], count=1) | (TinyImages().batch(["class 0"], start=20) if known else {})
+    images = TinyImages().batch(["lone"], count=1)
+    for name, count in others.items():
+        images |= TinyImages().batch([name], count=count, start=20)
+    child = learner.learn(parent.model, parent.samples, images, Checkpoint(None), silent_progress())
+    assert child.samples.memory["lone"] == ("lone/0",)
+    assert len(child.model.calibration.tails) == len(child.model.tasks) == 2
+    keys = TinyImages().batch(["lone"], count=20, start=50)["lone"]
+    evidence = child.model.evidence(learner.features(child.model, keys))
+    best = child.model.rule.log_scores(evidence).argmax(axis=1)
+    assert np.mean([child.model.classes[c] == "lone" for c in best]) > 0.4  # of four classes at most
+    assert np.isfinite(child.model.calibration.p_known(evidence)).all()
+
+
+def test_a_first_task_needs_a_class_with_two_images_to_calibrate_on() -> None:
+    learner, phases = tiny_learner(), []
     progress = Progress("task", lambda event: phases.append(event.phase))
-    with pytest.raises(BatchError, match="class 'lone' is new and has one image: add another"):
-        learner.learn(parent.model, parent.samples, images, Checkpoint(None), progress)
+    with pytest.raises(BatchError, match="no class has two images"):
+        learner.learn(learner.empty(), Samples(), TinyImages().batch("ab", count=1), Checkpoint(None), progress)
     assert phases == []
+    images = TinyImages().batch(["lone"], count=1) | TinyImages().batch(["sibling"], count=3)
+    child = learner.learn(learner.empty(), Samples(), images, Checkpoint(None), progress)
+    assert {sample.label for sample in child.samples.held_out} == {"sibling"}
 
 
 # Unseen images

@@ -131,3 +131,11 @@ def test_every_unit_gets_a_gradient_of_the_data_within_an_epoch(anneal: str) -> 
         network.epoch(TaskData(keys, np.repeat([0, 1], 10).tolist(), 2, []), np.random.default_rng(0))
     for total in moved.values():
         assert (total > 0).all()
+
+
+def test_the_training_of_the_paper_can_be_chosen() -> None:
+    """HAT with linear annealing, one learning rate and lambda 0.75; nothing drawn in the back-update."""
+    chosen = {"anneal": "linear", "mask_rate": 1.0, "sparsity": 0.75, "back_drawn": 0.0, "min_steps": 1}
+    done, _, used = counted(12, epochs=3, batch_size=4, **chosen)
+    assert done.temperatures == pytest.approx([1 / hat.S_MAX, (hat.S_MAX + 1 / hat.S_MAX) / 2, hat.S_MAX] * 3)
+    assert used.recipe.model_dump(include=chosen.keys()) == chosen

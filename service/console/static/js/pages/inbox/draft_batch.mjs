@@ -1,7 +1,6 @@
 // The batch that the user is labelling: class name -> ids of novelties. Stored in the tab until it is submitted.
 
 const STORAGE = "openworld.draft_batch";
-const MIN_IMAGES = 2; // of a new class; the server refuses fewer
 const RECOMMENDED_IMAGES = 10;
 
 class DraftBatch extends EventTarget {
@@ -84,10 +83,9 @@ export function checkName(name, classes) {
   return {};
 }
 
-/** Checks the number of images of a class, like checkName. */
-export function checkCount(count, known) {
-  if (known) return {};
-  if (count < MIN_IMAGES) return { error: `A new class needs at least ${MIN_IMAGES} images.` };
-  if (count < RECOMMENDED_IMAGES) return { hint: `${RECOMMENDED_IMAGES} or more images are recommended.` };
-  return {};
+/** A remark on the number of images of a class, or undefined. */
+export function remarkOnCount(count, known) {
+  if (known || count >= RECOMMENDED_IMAGES) return undefined;
+  const weak = count === 1 ? "One image makes a weak class: " : "";
+  return `${weak}${RECOMMENDED_IMAGES} or more images are recommended.`;
 }

@@ -6,7 +6,7 @@ import { problemBox, toast } from "../../components/notices.mjs";
 import { button, field, h, render, uniqueId } from "../../dom.mjs";
 import { plural } from "../../format.mjs";
 import { taskFeed } from "../../task_feed.mjs";
-import { checkCount, checkName, draftBatch } from "./draft_batch.mjs";
+import { checkName, draftBatch, remarkOnCount } from "./draft_batch.mjs";
 import { selection } from "./selection.mjs";
 
 const wideScreen = matchMedia("(min-width: 60rem)");
@@ -108,7 +108,7 @@ export class LabelPanel {
   #drawBatch() {
     const entries = draftBatch.entries().map(({ name, ids }) => {
       const { known } = checkName(name, this.#classes);
-      return { name, ids, known, ...checkCount(ids.length, known) };
+      return { name, ids, known, remark: remarkOnCount(ids.length, known) };
     });
     const classes = plural(entries.length, "class", "classes");
     const active = this.#classes.filter((entry) => entry.state === "active");
@@ -134,14 +134,11 @@ export class LabelPanel {
       this.#problem && problemBox(this.#problem),
       this.#problem?.status === 422 && button("Remove missing images", () => this.#removeMissing()),
       entries.length > 0 &&
-        button(`Teach ${classes}`, () => this.#teach(), {
-          class: "primary wide",
-          disabled: entries.some((entry) => entry.error),
-        }),
+        button(`Teach ${classes}`, () => this.#teach(), { class: "primary wide" }),
     );
   }
 
-  #batchEntry({ name, ids, known, error, hint }) {
+  #batchEntry({ name, ids, known, remark }) {
     const remove = () => {
       this.#problem = null;
       draftBatch.removeClass(name);
@@ -162,7 +159,7 @@ export class LabelPanel {
         { class: "thumbnails" },
         ids.slice(0, 5).map((id) => thumbnail(id, 64)),
       ),
-      (error ?? hint) && h("p", { class: error ? "warning" : "message" }, error ?? hint),
+      remark && h("p", { class: "message" }, remark),
     );
   }
 
