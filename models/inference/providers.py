@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 Device = Literal["auto", "cpu", "cuda"]
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 
+_LOG_ERRORS_ONLY = 3  # with a GPU, ONNX Runtime warns that it runs operations on shapes on the CPU, as it should
+
 
 def open_session(graph: bytes | Path, device: Device, threads: int) -> onnxruntime.InferenceSession:
     """Load a graph on the best provider that `device` allows; BackboneError when it cannot be loaded there."""
@@ -30,6 +32,7 @@ def open_session(graph: bytes | Path, device: Device, threads: int) -> onnxrunti
     if CUDA in requested:
         _preload_cuda()
     options = onnxruntime.SessionOptions()
+    options.log_severity_level = _LOG_ERRORS_ONLY
     # An explicit number: by default ONNX Runtime pins threads to cores that a container may not have.
     options.intra_op_num_threads = threads
     # Spinning threads take cores from image decoding, other batches and the trainer.
