@@ -211,7 +211,7 @@ class _Training:
         self, parent: Parent, backbone: Backbone, graphs: dict[str, str], learned: Learned, seconds: float
     ) -> Manifest:
         model, spec = learned.model, backbone.spec
-        threshold = float(model.calibration.threshold[0])
+        threshold = float(model.novelty.threshold[0])
         return Manifest(
             parent=parent.version,
             task_id=self.batch.task_id,

@@ -15,7 +15,6 @@ from models.inference.evidence import Features
 from models.inference.model import Head, Model
 from models.network.adapted_blocks import tensors_of
 from models.network.backbone import Backbone
-from trainer.learning.calibration import fit_rule, held_out_evidence
 from trainer.learning.checkpoint import Checkpoint
 from trainer.learning.learner import Learner
 from trainer.learning.memory import Samples
@@ -106,10 +105,7 @@ def _train(
 def _score(
     model: Model, first_heads: dict[int, Head], features: Features, held_out: Features, samples: Samples, method: Method
 ) -> Step:
-    """Score the test images; the rule is fitted on held-out images, as in the product."""
+    """Score the test images."""
     if not method.back_updated:
         model = model.with_heads(first_heads)
-    column = {name: c for c, name in enumerate(model.classes)}
-    columns = np.array([column[sample.label] for sample in samples.held_out])
-    rule = fit_rule(method.rule, held_out_evidence(model, held_out, samples.held_out), columns)
-    return Step(rule.log_scores(model.evidence(features)), model.task_of_class)
+    return Step(model.rule.log_scores(model.evidence(features)), model.task_of_class)

@@ -1,7 +1,7 @@
-"""Evidence about images: the logits and distances of every task, before a rule weighs them.
+"""Evidence about images: everything that the two decisions, which class and whether novel, may weigh.
 
 Shapes, here and where it is used: n images, T tasks, c_k classes in task k, C classes in total, d dimensions of a
-task's feature, f of the frozen feature, M random features.
+task's feature, f of the frozen feature, M of its random expansion.
 """
 
 from __future__ import annotations
@@ -27,12 +27,22 @@ class Features:
 
 
 @dataclass(frozen=True)
+class FrozenScores:
+    """Closed-form scores of the frozen feature for every class: (n, C) each."""
+
+    distances: Floats  # Mahalanobis, under one covariance of all classes
+    cosines: Floats  # between the whitened image and the whitened class mean
+    ridge: Floats  # ridge regression of the class indicator on the expanded feature
+
+
+@dataclass(frozen=True)
 class Evidence:
     """The inputs of a rule, for n images."""
 
     logits: list[Floats]  # T times (n, c_k + 1), `ood` last
-    distances: list[Floats]  # T times (n, c_k), Mahalanobis to each class under the task's covariance
-    frozen: Floats  # (n, C), Mahalanobis to every class under one covariance of all classes
+    distances: list[Floats]  # T times (n, c_k), Mahalanobis in the task's feature space
+    cosines: list[Floats]  # T times (n, c_k), whitened cosine in the task's feature space
+    frozen: FrozenScores
 
 
 def log_softmax(logits: Floats) -> Floats:
@@ -43,4 +53,11 @@ def log_softmax(logits: Floats) -> Floats:
 
 def log_distance(distances: Floats) -> Floats:
     out: Floats = np.log(np.maximum(distances, SMALLEST_DISTANCE))
+    return out
+
+
+def cosine(products: Floats, left: Floats, right: Floats) -> Floats:
+    """Cosines from inner products (n, C) and squared lengths (n, 1) and (C,); 0 for a vector without length."""
+    lengths = np.sqrt(np.maximum(left * right, 0.0))
+    out: Floats = np.where(lengths > 0, products / np.where(lengths > 0, lengths, 1.0), 0.0)
     return out

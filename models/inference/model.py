@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 
 from models.errors import CorruptVersion
 from models.images import Preprocessing
-from models.inference.calibration import Calibration
 from models.inference.evidence import Array, Evidence, Features
+from models.inference.frozen import FrozenStatistics
 from models.inference.gaussians import Gaussians
+from models.inference.novelty import Novelty
 from models.inference.rules import Rule
 from models.versions.backbone_spec import BackboneSpec
 from models.versions.edits import Aliases, label_of
@@ -81,13 +82,13 @@ class TaskModel:
 
 @dataclass(frozen=True)
 class Model:
-    """All tasks learned so far, and the rule that turns their evidence into scores."""
+    """All tasks learned so far, and the two decisions over their evidence: which class, and whether novel."""
 
     shared: SharedAdapters
     tasks: tuple[TaskModel, ...]
-    frozen: Gaussians  # all classes in the backbone's feature space, one covariance (streaming LDA)
+    frozen: FrozenStatistics  # of all classes
     rule: Rule
-    calibration: Calibration
+    novelty: Novelty
     aliases: Aliases = field(default_factory=dict)  # merged and retired classes
 
     @property
@@ -105,12 +106,14 @@ class Model:
         return np.repeat(np.arange(len(self.tasks)), [len(task.classes) for task in self.tasks]).astype(np.int64)
 
     def evidence(self, features: Features) -> Evidence:
-        """Heads and Mahalanobis distances on the features of n images."""
+        """Everything that the two decisions may weigh, for the features of n images."""
         pairs = list(zip(self.tasks, features.tasks, strict=True))
+        scores = [task.gaussians.scores(z) for task, z in pairs]
         return Evidence(
             logits=[task.head.logits(z) for task, z in pairs],
-            distances=[task.gaussians.distances(z) for task, z in pairs],
-            frozen=self.frozen.distances(features.frozen),
+            distances=[distances for distances, _ in scores],
+            cosines=[cosines for _, cosines in scores],
+            frozen=self.frozen.scores(features.frozen, features.expanded),
         )
 
     def with_heads(self, heads: Mapping[int, Head]) -> Model:
@@ -122,7 +125,7 @@ class Model:
         """Every array by a flat name, for safetensors."""
         out = {**_flat("shared", self.shared.adapters), "shared.used1": self.shared.used1}
         out["shared.used2"] = self.shared.used2
-        out |= _flat("frozen", self.frozen) | _flat("calibration", self.calibration)
+        out |= _flat("frozen", self.frozen) | _flat("novelty", self.novelty)
         for k, task in enumerate(self.tasks):
             out |= _flat(f"task.{k}", task.adapters) | _flat(f"task.{k}.head", task.head)
             out |= _flat(f"task.{k}.gaussians", task.gaussians)
@@ -158,19 +161,19 @@ def _read(tensors: Tensors, manifest: Manifest) -> Model:
         for k, names in enumerate(manifest.tasks)
     )
     shared = SharedAdapters(_part(Adapters, tensors, "shared"), tensors["shared.used1"], tensors["shared.used2"])
-    frozen, calibration = _part(Gaussians, tensors, "frozen"), _part(Calibration, tensors, "calibration")
+    frozen, novelty = _part(FrozenStatistics, tensors, "frozen"), _part(Novelty, tensors, "novelty")
     for task in tasks:
         if len(task.head.bias) != len(task.classes) + 1 or len(task.gaussians.means) != len(task.classes):
             raise ValueError(f"the tensors of the task {', '.join(task.classes)} have another number of classes")
     if len(frozen.means) != len(manifest.classes):
-        raise ValueError("the frozen Gaussians have another number of classes than the tasks")
-    return Model(shared, tasks, frozen, Rule.from_dict(manifest.rule), calibration, manifest.aliases)
+        raise ValueError("the frozen statistics have another number of classes than the tasks")
+    return Model(shared, tasks, frozen, Rule.from_dict(manifest.rule), novelty, manifest.aliases)
 
 
-T = TypeVar("T", Adapters, Head, Gaussians, Calibration)
+T = TypeVar("T", Adapters, Head, Gaussians, FrozenStatistics, Novelty)
 
 
-def _flat(prefix: str, part: Adapters | Head | Gaussians | Calibration) -> Tensors:
+def _flat(prefix: str, part: Adapters | Head | Gaussians | FrozenStatistics | Novelty) -> Tensors:
     return {f"{prefix}.{entry.name}": getattr(part, entry.name) for entry in fields(part)}
 
 

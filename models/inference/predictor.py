@@ -55,7 +55,7 @@ class Predictor:
     @property
     def reference_points(self) -> int:
         """The number of held-out scores behind the calibrated score."""
-        return len(self.model.calibration.reference)
+        return len(self.model.novelty.known)
 
     def decode(self, data: bytes) -> Array:
         """The pixels of an image: (3, H, W)."""

@@ -1,13 +1,15 @@
-"""Rules: pure functions from evidence to the log-score of every class.
+"""Which class: the coefficient-weighted argmax, log p(y | x, k) + log s_{k,y}(x), over the classes of all tasks.
 
-A version records the name of its rule and the constants fitted for it; a new rule is a new function in `RULES`.
-Scores are logarithms: a product of small probabilities underflows, a sum of logarithms does not, and the order of the
-classes is the same.
+The coefficient s_{k,y} is a weighted sum of evidence. In the paper's rule it is the largest inverse Mahalanobis
+distance to a class of task k. In the fitted rule it also looks at the frozen evidence of class y. A version records the
+weights; only their ratios matter for the argmax, so the weight of log p need not be 1.
+
+Scores are logarithms: a product of small probabilities underflows, a sum of logarithms does not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,78 +17,65 @@ import numpy as np
 
 from models.inference.evidence import Evidence, Floats, log_distance, log_softmax
 
+TERMS = ("probability", "coefficient", "task_cosine", "frozen_distance", "frozen_cosine", "ridge")
+PAPER = {"probability": 1.0, "coefficient": 1.0}
+
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule's name and its fitted constants, as the manifest records them."""
+    """The weights of the evidence, and the paper's output calibration of every task."""
 
     name: str = "paper"
-    constants: dict[str, float] = field(default_factory=dict)
+    weights: Mapping[str, float] = field(default_factory=lambda: dict(PAPER))  # by name in TERMS; absent: 0
+    scales: tuple[float, ...] = ()  # alpha_k: the task's logits are multiplied by it; absent: 1
+    shifts: tuple[float, ...] = ()  # beta_k: added to the scores of the task's classes; absent: 0
 
     def log_scores(self, evidence: Evidence) -> Floats:
         """The log-score of every class: (n, C)."""
-        return RULES[self.name](evidence, self.constants)
+        total = np.zeros_like(evidence.frozen.distances)
+        for name, weight in self.weights.items():
+            if weight:
+                total += weight * term(evidence, name, self.scales)
+        if self.shifts:
+            total += np.repeat(self.shifts, [logits.shape[1] - 1 for logits in evidence.logits])
+        return total
 
     def to_dict(self) -> dict[str, Any]:
-        return {"name": self.name, "constants": self.constants}
+        return {
+            "name": self.name,
+            "weights": dict(self.weights),
+            "scales": list(self.scales),
+            "shifts": list(self.shifts),
+        }
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Rule:
-        if data["name"] not in RULES:
-            raise ValueError(f"unknown rule {data['name']!r}; this release knows {', '.join(RULES)}")
-        return cls(data["name"], dict(data["constants"]))
+        unknown = set(data["weights"]) - set(TERMS)
+        if unknown:
+            raise ValueError(f"unknown evidence {', '.join(sorted(unknown))}; this release knows {', '.join(TERMS)}")
+        return cls(data["name"], dict(data["weights"]), tuple(data["scales"]), tuple(data["shifts"]))
 
 
-def log_class_probabilities(logits: Floats, constants: Mapping[str, float]) -> Floats:
-    """log p(Y_k | x, k): `ood` counts in the denominator and is then dropped. (n, c_k + 1) -> (n, c_k)
+def term(evidence: Evidence, name: str, scales: tuple[float, ...] = ()) -> Floats:
+    """One kind of evidence for every class, larger for a better fit: (n, C)."""
+    if name == "probability":
+        factors = scales or (1.0,) * len(evidence.logits)
+        parts = [log_probabilities(x, scale) for x, scale in zip(evidence.logits, factors, strict=True)]
+        return np.concatenate(parts, axis=1)
+    if name == "coefficient":
+        return np.concatenate([log_coefficient(x) + np.zeros_like(x) for x in evidence.distances], axis=1)
+    if name == "task_cosine":
+        return np.concatenate(evidence.cosines, axis=1)
+    if name == "frozen_distance":
+        return -evidence.frozen.distances
+    return evidence.frozen.cosines if name == "frozen_cosine" else evidence.frozen.ridge
 
-    The paper's temperature is 1. A head trained on tens of images per class is overconfident, and its probabilities
-    then outweigh the coefficient; the temperature fitted on held-out images restores the balance. It is the scale alpha
-    of the paper's output calibration, one for all tasks.
-    """
-    return log_softmax(logits / constants.get("temperature", 1.0))[:, :-1]
+
+def log_probabilities(logits: Floats, scale: float = 1.0) -> Floats:
+    """log p(Y_k | x, k): `ood` counts in the denominator and is then dropped. (n, c_k + 1) -> (n, c_k)"""
+    return log_softmax(logits * scale)[:, :-1]
 
 
 def log_coefficient(distances: Floats) -> Floats:
     """log s_k(x), Eq. ensemble: the largest inverse Mahalanobis distance to a class of the task. (n, c_k) -> (n, 1)"""
     return -log_distance(distances.min(axis=1, keepdims=True))
-
-
-def log_likelihood(distances: Floats) -> Floats:
-    """Gaussian log-likelihood of every class, up to a term that all classes share."""
-    return -0.5 * distances**2
-
-
-def plain(evidence: Evidence, constants: Mapping[str, float]) -> Floats:
-    """Eq. base_prediction: the probabilities alone."""
-    return np.concatenate([log_class_probabilities(x, constants) for x in evidence.logits], axis=1)
-
-
-def paper(evidence: Evidence, constants: Mapping[str, float]) -> Floats:
-    """Eq. final_prediction: p(Y_k | x, k) s_k(x)."""
-    pairs = zip(evidence.logits, evidence.distances, strict=True)
-    return np.concatenate([log_class_probabilities(x, constants) + log_coefficient(md) for x, md in pairs], axis=1)
-
-
-def product(evidence: Evidence, constants: Mapping[str, float]) -> Floats:
-    """The paper's score times the frozen backbone's class likelihood to the power `frozen_weight`."""
-    return paper(evidence, constants) + constants["frozen_weight"] * log_likelihood(evidence.frozen)
-
-
-def frozen(evidence: Evidence, constants: Mapping[str, float]) -> Floats:
-    """Streaming LDA on the frozen backbone: the baseline for MORE."""
-    return log_likelihood(evidence.frozen)
-
-
-def logits(evidence: Evidence, constants: Mapping[str, float]) -> Floats:
-    """Eq. cil_pred: the concatenated outputs of the heads, as plain HAT predicts."""
-    return np.concatenate([x[:, :-1] for x in evidence.logits], axis=1)
-
-
-RULES: dict[str, Callable[[Evidence, Mapping[str, float]], Floats]] = {
-    "paper": paper,
-    "product": product,
-    "plain": plain,
-    "frozen": frozen,
-    "logits": logits,
-}

@@ -14,7 +14,7 @@ from models.inference.answer import NOTHING_KNOWN, answer
 from models.inference.evidence import Array, Evidence
 from models.inference.model import Model
 from models.inference.predictor import Predictor
-from models.inference.rules import log_class_probabilities, log_coefficient
+from models.inference.rules import log_coefficient, log_probabilities
 from service.container import Container, ContainerDep
 from service.http.auth import PredictKey
 from service.http.image_bodies import read_images
@@ -76,28 +76,29 @@ def explain(predictor: ServableModel, pixels: Array) -> Explanation:
         model = predictor.model
         evidence = model.evidence(predictor.runtime.features(model, pixels[None]))
         answered, tasks = answer(model, evidence)[0], _tasks(model, evidence)
-        fitted |= {"rule": model.rule.name, "constants": model.rule.constants}
-        threshold = model.calibration.threshold
+        fitted |= {"rule": model.rule.name, "constants": dict(model.rule.weights)}
+        threshold = model.novelty.threshold
         if np.isfinite(threshold[0]):
-            calibrated = model.calibration.calibrated(threshold)
+            calibrated = model.novelty.calibrated(threshold)
             fitted |= {"threshold": float(threshold[0]), "calibrated_threshold": float(calibrated[0])}
     return Explanation(version=predictor.version, **vars(answered), **fitted, tasks=tasks)
 
 
 def _tasks(model: Model, evidence: Evidence) -> list[TaskEvidence]:
-    scores, frozen = model.rule.log_scores(evidence)[0], evidence.frozen[0]
-    known = model.calibration.p_known(evidence)[0]
+    scores, frozen = model.rule.log_scores(evidence)[0], evidence.frozen
     labels, first, out = model.labels, 0, []
     for k, task in enumerate(model.tasks):
         logits, distances = evidence.logits[k], evidence.distances[k]
-        probabilities = np.exp(log_class_probabilities(logits, model.rule.constants))[0]
+        probabilities = np.exp(log_probabilities(logits))[0]
         classes = [
             ClassEvidence(
                 name=name,
                 label=labels[first + c],
                 probability=float(probabilities[c]),
                 distance=float(distances[0, c]),
-                frozen_distance=float(frozen[first + c]),
+                frozen_distance=float(frozen.distances[0, first + c]),
+                frozen_cosine=float(frozen.cosines[0, first + c]),
+                ridge=float(frozen.ridge[0, first + c]),
                 score=float(scores[first + c]),
             )
             for c, name in enumerate(task.classes)
@@ -106,7 +107,6 @@ def _tasks(model: Model, evidence: Evidence) -> list[TaskEvidence]:
             TaskEvidence(
                 task=k,
                 p_ood=float(max(0.0, 1.0 - probabilities.sum())),
-                p_known=float(known[k]),
                 coefficient=float(np.exp(log_coefficient(distances))[0, 0]),
                 classes=classes,
             )

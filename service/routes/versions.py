@@ -86,7 +86,7 @@ def version_detail(store: VersionStore, number: int) -> VersionDetail:
         tasks=manifest.tasks,
         aliases=manifest.aliases,
         rule=manifest.rule["name"],
-        constants=manifest.rule.get("constants", {}),
+        constants=manifest.rule.get("weights", {}),
         threshold=manifest.threshold,
         accept=manifest.settings.get("accept"),
         reference=_reference_scores(store, number),
@@ -104,7 +104,7 @@ def _reference_scores(store: VersionStore, number: int) -> list[float]:
     path = store.folder(number) / TENSORS
     try:
         with safe_open(path, framework="numpy") as tensors:
-            scores = np.asarray(tensors.get_tensor("calibration.reference"), np.float64)
+            scores = np.asarray(tensors.get_tensor("novelty.known"), np.float64)
     except (OSError, SafetensorError) as error:
         raise CorruptVersion(f"version {number}: {TENSORS} cannot be read: {error}", "missing") from error
     return [float(score) for score in scores[np.isfinite(scores)]]

@@ -80,9 +80,11 @@ class Prediction(BaseModel):
     label: str | None = Field(description="the class, or null when the image is novel")
     novel: bool = Field(description="true: the image belongs to none of the learned classes")
     certainty: Certainty
-    score: float | None = Field(description="log-score of the best class; null while nothing is learned")
+    score: float | None = Field(description="the novelty score, higher for known images; null while nothing is learned")
     calibrated_score: float = Field(description="its quantile among known images, 0 to 1; comparable across versions")
-    p_novel: float = Field(description="probability of no learned class, by another measure: decide by `novel`")
+    p_novel: float = Field(
+        description="probability of no learned class where half of the images are novel; falls in `score`"
+    )
     task: int | None = Field(description="the task that the best class was learned in, from 0")
     nearest: list[Nearest] = Field(description="the most similar classes, best first, also when novel")
     version: int = Field(description="the version that answered; 0 while nothing is learned")
@@ -129,7 +131,9 @@ class ClassEvidence(BaseModel):
     probability: float = Field(description="p(class | image, task), with `ood` in the denominator")
     distance: float = Field(description="Mahalanobis distance in the task's own features")
     frozen_distance: float = Field(description="Mahalanobis distance in the frozen backbone's features")
-    score: float = Field(description="the rule's log-score; the largest of all classes is the answer's")
+    frozen_cosine: float = Field(description="cosine to the class mean in the whitened frozen features, -1 to 1")
+    ridge: float = Field(description="ridge regression on random features of the frozen feature, about 1 for the class")
+    score: float = Field(description="the rule's log-score; the class with the largest one is the answer's")
 
 
 class TaskEvidence(BaseModel):
@@ -137,7 +141,6 @@ class TaskEvidence(BaseModel):
 
     task: int
     p_ood: float = Field(description="probability of its head's `ood` output: none of its classes")
-    p_known: float = Field(description="probability that the image belongs to this task, by head and distance")
     coefficient: float = Field(description="s(x), the inverse of its smallest distance")
     classes: list[ClassEvidence]
 

@@ -1,78 +1,181 @@
-"""Calibrate a version on held-out images of known classes: the constants of its rule and its threshold."""
+"""Fit the two decisions of a version on images that were left out: the weights of its rule, its novelty score.
+
+Both fits are drawn toward a prior, because the first tasks have few classes and images. `benchmarks.accuracy.prior`
+computes the priors on training images of several data sets.
+"""
 
 from collections.abc import Sequence
-from dataclasses import replace
-from itertools import product
+from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from models.inference.calibration import Calibration
-from models.inference.evidence import Evidence, Features, log_softmax
-from models.inference.model import Model
-from models.inference.rules import Rule
-from trainer.learning.memory import HeldOut
-from trainer.learning.settings import LearnerSettings
-
-# The first value of each constant fits most measured versions best; another one must be better by MARGIN. The default
-# also decides where held-out images cannot: with one task, a temperature does not change the order of its classes.
-TEMPERATURES = (8.0, 4.0, 16.0, 2.0, 1.0)
-FROZEN_WEIGHTS = (0.2, 0.1, 0.5, 0.05, 1.0, 0.02, 0.01)
-MARGIN = 1e-3  # nats per image
-CONSTANTS: dict[str, dict[str, tuple[float, ...]]] = {
-    "plain": {"temperature": TEMPERATURES},
-    "paper": {"temperature": TEMPERATURES},
-    "product": {"temperature": TEMPERATURES, "frozen_weight": FROZEN_WEIGHTS},
-}
-SHARPNESS = tuple(2.0**k for k in range(-6, 5))  # the scale of a score does not change its order, so it is free
+from models.inference.evidence import Evidence, Floats, FrozenScores
+from models.inference.novelty import SUMMARIES, Novelty, frozen_summaries, quantiles
+from models.inference.rules import TERMS, Rule, term
+from trainer.learning.prior import Prior
+from trainer.learning.simulation import standard
 
 
-def held_out_evidence(model: Model, features: Features, held_out: Sequence[HeldOut]) -> Evidence:
-    """The evidence of held-out images; that of cross-fitted ones is corrected to what their folds measured."""
-    evidence = model.evidence(features)
-    column = {name: c for c, name in enumerate(model.classes)}
-    fitted = [row for row, sample in enumerate(held_out) if sample.trained_on and sample.label in column]
-    columns = np.array([column[held_out[row].label] for row in fitted], np.int64)
-    evidence.frozen[fitted] = model.frozen.distances_without(features.frozen[fitted], columns)
-    for k, task in enumerate(model.tasks):
-        own = [row for row in fitted if held_out[row].label in task.classes]
-        labels = np.array([task.classes.index(held_out[row].label) for row in own], np.int64)
-        distances = task.gaussians.distances_without(features.tasks[k][own], labels)
-        for row, distance in zip(own, distances, strict=True):
-            evidence.distances[k][row] = distance * held_out[row].distance_ratio
-            evidence.logits[k][row] += held_out[row].logit_shift
-    return evidence
+def fit_rule(evidence: Evidence, columns: NDArray[np.int64], prior: Prior) -> Rule:
+    """The weights and the output calibration with the least cross-entropy on n left-out images.
 
-
-def calibrate(
-    model: Model, parent: Model, evidence: Evidence, labels: Sequence[str], settings: LearnerSettings
-) -> Model:
-    """Fit the rule and the threshold on the evidence (n images) of held-out images with these labels.
-
-    A task whose held-out images were all deleted keeps the parent's statistics of its distances.
+    `columns` are the true classes, as columns of the scores. The weights refer to evidence with a deviation of 1 over
+    the classes of an image, so that a prior holds for any number of classes and any backbone.
     """
-    column = {name: c for c, name in enumerate(model.classes)}
-    rule = fit_rule(settings.rule, evidence, np.array([column[label] for label in labels]))
-    nearest: list[NDArray[np.float64]] = [
-        evidence.distances[k][np.array([label in task.classes for label in labels])].min(axis=1)
-        for k, task in enumerate(model.tasks)
-    ]
-    deleted = [k for k, distances in enumerate(nearest) if len(distances) == 0]
-    nearest = [distances if len(distances) else np.ones(1) for distances in nearest]
-    calibration = Calibration.fit(rule.log_scores(evidence).max(axis=1), nearest, settings.accept)
-    calibration.tails[deleted] = parent.calibration.tails[deleted]
-    return replace(model, rule=rule, calibration=calibration)
+    tasks = len(evidence.logits)
+    terms = np.stack([term(evidence, name) for name in TERMS], axis=2)  # (n, C, terms)
+    scale = _deviation(terms)
+    start = np.array([prior.rule[name] for name in TERMS])
+    if len(columns) == 0 or terms.shape[1] < 2:
+        return _rule(start / scale, np.ones(tasks), np.zeros(tasks))
+    counts = [logits.shape[1] - 1 for logits in evidence.logits]
+    others = torch.from_numpy(terms[:, :, 1:] / scale[1:])
+    logits = [torch.from_numpy(x) for x in evidence.logits]
+    target = torch.from_numpy(columns)
+    initial = torch.from_numpy(start)
+    weights = initial.clone().requires_grad_()
+    scales = torch.ones(tasks, dtype=torch.float64, requires_grad=True)
+    shifts = torch.zeros(tasks, dtype=torch.float64, requires_grad=True)
+    optimiser = torch.optim.LBFGS([weights, scales, shifts], max_iter=50, line_search_fn="strong_wolfe")
+    repeat = torch.tensor(counts)
+
+    def loss() -> torch.Tensor:
+        probability = torch.cat([torch.log_softmax(x * scales[k], dim=1)[:, :-1] for k, x in enumerate(logits)], dim=1)
+        scores = others @ weights[1:] + probability * (weights[0] / scale[0])
+        scores = scores + torch.repeat_interleave(shifts, repeat)
+        value = torch.nn.functional.cross_entropy(scores, target, reduction="sum")
+        value = value + prior.rule_strength / 2 * ((weights - initial) ** 2).sum()
+        return value + prior.output_strength / 2 * (((scales - 1) ** 2).sum() + (shifts**2).sum())
+
+    def closure() -> torch.Tensor:
+        optimiser.zero_grad()
+        value = loss()
+        value.backward()  # type: ignore[no-untyped-call]
+        return value
+
+    optimiser.step(closure)  # type: ignore[no-untyped-call]
+    fitted = np.maximum(weights.detach().numpy(), 0.0)
+    return _rule(fitted / scale, scales.detach().numpy(), shifts.detach().numpy())
 
 
-def fit_rule(name: str, evidence: Evidence, columns: NDArray[np.int64]) -> Rule:
-    """The rule with the best constants; `columns` are the true classes as columns of its scores."""
-    grid = CONSTANTS.get(name, {})
-    rules = [Rule(name, dict(zip(grid, values, strict=True))) for values in product(*grid.values())]
-    losses = [_loss(rule.log_scores(evidence), columns) for rule in rules]
-    return next(rule for rule, loss in zip(rules, losses, strict=True) if loss <= min(losses) + MARGIN)
+def _rule(weights: Floats, scales: Floats, shifts: Floats) -> Rule:
+    named = dict(zip(TERMS, weights.tolist(), strict=True))
+    return Rule("fitted", named, tuple(scales.tolist()), tuple(shifts.tolist()))
 
 
-def _loss(log_scores: NDArray[np.float64], columns: NDArray[np.int64]) -> float:
-    """Cross-entropy of the true class at the best sharpness. Accuracy on tens of images is too coarse."""
-    true = np.arange(len(columns)), columns
-    return min(float(-log_softmax(sharpness * log_scores)[true].mean()) for sharpness in SHARPNESS)
+def _deviation(terms: Floats) -> Floats:
+    """The mean over images of each term's deviation over classes; 1 where there is none."""
+    deviation = terms.std(axis=1).mean(axis=0) if len(terms) else np.zeros(terms.shape[2])
+    return np.where(deviation > 1e-9, deviation, 1.0)
+
+
+@dataclass(frozen=True)
+class Target:
+    """What the threshold must do: accept a share of known images, or flag a share of simulated novel ones."""
+
+    accept: float = 0.95
+    flag: float | None = None
+
+
+def fit_novelty(
+    left_out: FrozenScores, simulations: Sequence[tuple[Floats, Floats]], prior: Prior, target: Target
+) -> Novelty:
+    """The novelty score of frozen evidence, from left-out known images and from simulated novelty."""
+    known = frozen_summaries(left_out)
+    known = known[~np.isnan(known).any(axis=1)]
+    centre, scale = standard(known)
+    start = np.array([prior.novelty[name] for name in SUMMARIES[:-1]] + [prior.novelty["known"]])
+    rows, is_known = _rows(simulations)
+    weights = start
+    if len(rows):
+        strength = np.append(np.full(len(start) - 1, prior.novelty_strength), 1.0)
+        weights = logistic_regression(rows, is_known, start, strength, float(len(known)))[:-1]
+    else:
+        weights = start[:-1]
+    scores = ((known - centre) / scale) @ weights
+    logistic = np.array([1.0, start[-1]])
+    if len(rows):
+        logistic = logistic_regression((rows @ weights)[:, None], is_known, logistic, np.ones(2), float(len(known)))
+    simulated = (rows @ weights)[is_known == 0]
+    return Novelty(
+        centre=np.append(centre, 0.0),
+        scale=np.append(scale, 1.0),
+        weights=np.append(weights, 0.0),
+        logistic=logistic,
+        threshold=np.array([threshold(scores, simulated, target)]),
+        known=quantiles(scores),
+        simulated=quantiles(simulated),
+    )
+
+
+def paper_novelty(rule: Rule, evidence: Evidence, columns: NDArray[np.int64], target: Target) -> Novelty:
+    """The paper's score, that of the best class; images of each task are novel to the other tasks."""
+    log_scores = rule.log_scores(evidence)
+    scores = log_scores.max(axis=1)
+    task = np.repeat(np.arange(len(evidence.logits)), [logits.shape[1] - 1 for logits in evidence.logits])
+    others = np.where(task == task[columns][:, None], -np.inf, log_scores).max(axis=1)
+    simulated = others[np.isfinite(others)]
+    limit = threshold(scores, simulated, target)
+    spread = max(float(scores.std()), 1e-6)
+    logistic = np.array([1 / spread, -limit / spread])
+    if len(simulated):
+        rows, known = np.concatenate([scores, simulated])[:, None], np.repeat([1.0, 0.0], [len(scores), len(simulated)])
+        logistic = logistic_regression(rows, known, logistic, np.array([1e-3, 1e-3]), float(len(scores)))
+    size = len(SUMMARIES)
+    return Novelty(
+        centre=np.zeros(size),
+        scale=np.ones(size),
+        weights=np.eye(size)[-1],
+        logistic=logistic,
+        threshold=np.array([limit]),
+        known=quantiles(scores),
+        simulated=quantiles(simulated),
+    )
+
+
+def threshold(known: Floats, novel: Floats, target: Target) -> float:
+    """The score below which an image is novel, by conformal quantile.
+
+    Of n left-out known images, the one at place floor((1 - accept)(n + 1)) bounds the share of fresh images below it.
+    Too few images for that place are extrapolated as a normal distribution.
+    """
+    if target.flag is not None and len(novel):
+        return float(np.quantile(novel, target.flag, method="higher"))
+    place = int(np.floor((1 - target.accept) * (len(known) + 1)))
+    if place >= 1:
+        return float(np.sort(known)[place - 1])
+    spread = max(float(known.std()), 1e-6) if len(known) > 1 else 1.0
+    return float(known.mean() - _normal_quantile(target.accept) * spread * np.sqrt(1 + 1 / max(len(known), 1)))
+
+
+def _normal_quantile(share: float) -> float:
+    return float(torch.special.ndtri(torch.tensor(share, dtype=torch.float64)))
+
+
+def _rows(simulations: Sequence[tuple[Floats, Floats]]) -> tuple[Floats, Floats]:
+    """(summaries of all simulated images, 1 for known and 0 for novel)"""
+    size = len(SUMMARIES) - 1
+    known = np.concatenate([np.zeros((0, size)), *(known for known, _ in simulations)])
+    novel = np.concatenate([np.zeros((0, size)), *(novel for _, novel in simulations)])
+    return np.concatenate([known, novel]), np.repeat([1.0, 0.0], [len(known), len(novel)])
+
+
+def logistic_regression(rows: Floats, known: Floats, prior: Floats, strength: Floats, images: float) -> Floats:
+    """Weights, and a constant last, of the log-odds of being known; known and novel rows count equally in sum.
+
+    `images` is what all rows together weigh against the prior: the simulations use an image more than once.
+    """
+    design = np.column_stack([rows, np.ones(len(rows))])
+    share = np.where(known == 1, 0.5 / max(known.sum(), 1), 0.5 / max((1 - known).sum(), 1)) * images
+    weights = prior.astype(np.float64)
+    for _ in range(50):  # Newton's method on a convex loss
+        p = 1 / (1 + np.exp(-np.clip(design @ weights, -50, 50)))
+        gradient = design.T @ (share * (p - known)) + strength * (weights - prior)
+        hessian = (design * (share * p * (1 - p))[:, None]).T @ design + np.diag(strength)
+        step = np.linalg.solve(hessian, gradient)
+        weights = weights - step / max(1.0, float(np.abs(step).max()))  # far from the optimum a full step overshoots
+        if float(np.abs(step).max()) < 1e-9:
+            break
+    return weights

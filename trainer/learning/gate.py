@@ -27,8 +27,12 @@ class TaskReport:
 
 @dataclass(frozen=True)
 class Verdict:
+    """What a version reports of itself, all of it measured on left-out images: fresh images should confirm it."""
+
     tasks: tuple[TaskReport, ...]
     reasons: tuple[str, ...]  # why the version is rejected; empty if it is accepted
+    accuracy: float | None = None  # over all classes
+    novelty_auc: float | None = None  # known images against images of classes that were left out in turn
 
     @property
     def accepted(self) -> bool:
@@ -44,6 +48,7 @@ def judge(
     before: Evidence | None,
     after: Evidence,
     labels: Sequence[str],
+    novelty_auc: float | None,
     settings: LearnerSettings,
 ) -> Verdict:
     """Compare both versions on the same held-out images of all tasks.
@@ -59,7 +64,8 @@ def judge(
         accuracy_after, auc_after = new[k]
         images = sum(label in task.classes for label in labels)
         reports.append(TaskReport(k, task.classes, images, accuracy_before, accuracy_after, auc_before, auc_after))
-    return Verdict(tuple(reports), tuple(_reasons(reports, settings)))
+    accuracy = float(is_correct(model, after, labels).mean()) if len(labels) else None
+    return Verdict(tuple(reports), tuple(_reasons(reports, settings)), accuracy, novelty_auc)
 
 
 def _measure(model: Model, evidence: Evidence, labels: Sequence[str]) -> list[tuple[float | None, float | None]]:

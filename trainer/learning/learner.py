@@ -5,20 +5,21 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from models.inference.calibration import Calibration
 from models.inference.evidence import Features
+from models.inference.frozen import FrozenStatistics
 from models.inference.gaussians import Gaussians
 from models.inference.model import Adapters, Head, Model, TaskModel
+from models.inference.novelty import Novelty
 from models.inference.rules import Rule
 from models.network.adapted_blocks import tensors_of
 from models.network.backbone import Backbone
 from models.versions.edits import label_of
 from tasks.errors import BatchError
 from trainer.learning.back_update import update_head
-from trainer.learning.calibration import calibrate, held_out_evidence
 from trainer.learning.checkpoint import Checkpoint
-from trainer.learning.cross_fit import cross_fit
-from trainer.learning.gate import Verdict, judge
+from trainer.learning.evaluation import evaluate
+from trainer.learning.gate import Verdict
+from trainer.learning.likeness import likeness_groups
 from trainer.learning.memory import HeldOut, Samples, check_size, limit_held_out, merged, remember, split, unseen
 from trainer.learning.progress import Progress
 from trainer.learning.reproducibility import random_stream
@@ -26,7 +27,6 @@ from trainer.learning.settings import LearnerSettings
 from trainer.learning.tokens import TokenCache
 from trainer.learning.train_task import (
     TaskData,
-    TrainedTask,
     grow_adapters,
     image_passes,
     initial_adapters,
@@ -57,8 +57,8 @@ class Learner:
 
     def empty(self) -> Model:
         """A model without tasks."""
-        frozen = Gaussians.empty(self.backbone.spec.frozen.size)
-        return Model(initial_adapters(self.backbone, self.settings), (), frozen, Rule(), Calibration.empty())
+        frozen = FrozenStatistics.empty(self.backbone.spec.frozen.size, self.backbone.spec.frozen.expanded)
+        return Model(initial_adapters(self.backbone, self.settings), (), frozen, Rule(), Novelty.empty())
 
     def features(self, model: Model, keys: Sequence[str]) -> Features:
         """The features of every task's network and of the frozen backbone."""
@@ -82,28 +82,48 @@ class Learner:
         self._prepare_tokens(parent, samples, images, new, progress)
 
         # Images of known classes
-        extension, held_out = split(known, self.settings.recipe.hold_out, rng)
+        extension, held_out = self._split(known, rng)
         model = self._extend(parent, extension)
         # Algorithm 1: model training and statistics of the new task
         trained: dict[str, list[str]] = {}
         if new:
             replay = [*_keys(samples.memory), *_keys(extension)] if self.settings.recipe.replay else []
-            model, trained, new_held_out = self._new_task(model, new, replay, rng, checkpoint, progress)
+            trained, new_held_out = self._split(new, rng)
+            model = self._new_task(model, trained, replay, checkpoint, progress)
             held_out += new_held_out
         new_head = model.tasks[-1].head if new else None
+        model = self._with_frozen(model, unseen_images)
         # Algorithm 1: back-updating
         if self.settings.recipe.back_update:
             memory = merged(samples.memory, extension)
             model = self._back_update(model, len(parent.tasks), memory, extension, _keys(trained), rng, progress)
-        # The next replay memory and the gate
-        kept = Samples(
-            remember(samples.memory, {**extension, **trained}, self.settings.replay_size, rng),
-            limit_held_out([*samples.held_out, *held_out], rng),
-            merged(samples.seen, unseen_images),
+        # The images to keep, and the gate
+        kept_out = limit_held_out([*samples.held_out, *held_out], self._most_held_out, rng)
+        memory = remember(
+            samples.memory,
+            {**extension, **trained},
+            kept_out,
+            self.settings.keep_per_class,
+            self.settings.replay_size,
+            rng,
         )
-        model, verdict = self._evaluate(parent, model, kept.held_out)
+        kept = Samples(memory, kept_out, merged(samples.seen, unseen_images))
+        model, verdict = evaluate(self.tokens, parent, model, kept, self.settings, rng)
         progress.report("evaluating", 1, 1, len(kept.held_out) * len(model.tasks))
         return Learned(model, kept, verdict, new_head)
+
+    @property
+    def _most_held_out(self) -> int:
+        """Of each class: the larger part of the kept images is for replay."""
+        return max(1, self.settings.keep_per_class // 2)
+
+    def _split(self, images: Images, rng: np.random.Generator) -> tuple[dict[str, list[str]], list[HeldOut]]:
+        """(images for the networks, held-out images)"""
+        keys = _keys(images)
+        labels = np.repeat(np.arange(len(images)), [len(own) for own in images.values()])
+        groups = likeness_groups(self.tokens.frozen(keys)[0], labels)
+        group_of = dict(zip(keys, groups.tolist(), strict=True))
+        return split(images, group_of, self.settings.recipe.hold_out, self._most_held_out, rng)
 
     def _prepare_tokens(self, parent: Model, samples: Samples, images: Images, new: Images, progress: Progress) -> None:
         """Plan the progress of the whole task, counted in images, and compute the trunk's tokens."""
@@ -116,10 +136,6 @@ class Learner:
         if new:
             data = TaskData(_keys(new), [], len(new), replay if self.settings.recipe.replay else [])
             progress.plan(image_passes(data, self.settings))
-            if self._cross_fits(new):
-                folds = self.settings.folds
-                fold_data = data._replace(keys=data.keys[: len(data.keys) * (folds - 1) // folds])
-                progress.plan(folds * image_passes(fold_data, self.settings))
         done = 0
 
         def on_done(images: int) -> None:
@@ -130,73 +146,51 @@ class Learner:
         self.tokens.prepare(needed, on_done=on_done)
         self.tokens.prepare(trained_on, self.settings.views, on_done)
 
-    def _cross_fits(self, new: Images) -> bool:
-        return min(len(keys) for keys in new.values()) < self.settings.hold_out_from
-
     def _extend(self, model: Model, extension: Images) -> Model:
-        """Add images of known classes to the statistics; the networks stay."""
-        for k, task in enumerate(model.tasks):
+        """Add images of known classes to the statistics of their tasks; the networks stay."""
+        tasks = []
+        for task in model.tasks:
             keys = [key for name in task.classes for key in extension.get(name, ())]
-            if not keys:
-                continue
-            labels = np.array([c for c, name in enumerate(task.classes) for _ in extension.get(name, ())])
-            z = self.tokens.features(keys, tensors_of(task))
-            frozen, _ = self.tokens.frozen(keys)
-            offset = int(np.searchsorted(model.task_of_class, k))
-            extended = replace(task, gaussians=task.gaussians.with_samples(z, labels))
-            tasks = tuple(extended if i == k else other for i, other in enumerate(model.tasks))
-            model = replace(model, tasks=tasks, frozen=model.frozen.with_samples(frozen, labels + offset))
-        return model
+            if keys:
+                labels = np.array([c for c, name in enumerate(task.classes) for _ in extension.get(name, ())])
+                z = self.tokens.features(keys, tensors_of(task))
+                task = replace(task, gaussians=task.gaussians.with_samples(z, labels))
+            tasks.append(task)
+        return replace(model, tasks=tuple(tasks))
+
+    def _with_frozen(self, model: Model, images: Images) -> Model:
+        """Add all images of a batch, also those held out of the networks, to the frozen statistics."""
+        column = {name: c for c, name in enumerate(model.classes)}
+        labels = np.repeat([column[name] for name in images], [len(keys) for keys in images.values()])
+        added = len(model.classes) - len(model.frozen.counts)
+        return replace(model, frozen=model.frozen.with_images(*self.tokens.frozen(_keys(images)), labels, added))
 
     def _new_task(
         self,
         model: Model,
-        new: Images,
+        train: Mapping[str, Sequence[str]],
         replay: list[str],
-        rng: np.random.Generator,
         checkpoint: Checkpoint,
         progress: Progress,
-    ) -> tuple[Model, dict[str, list[str]], list[HeldOut]]:
-        """(the model with the new task, its training images, its held-out images)"""
+    ) -> Model:
+        """Train the network of the new classes and add the task with its statistics (Algorithm 1, last line)."""
         shared = grow_adapters(model.shared, self.settings)
-        cross_fits = self._cross_fits(new)
-        train: dict[str, list[str]] = {name: list(keys) for name, keys in new.items()}
-        held_out: list[HeldOut] = []
-        if not cross_fits:
-            train, held_out = split(new, self.settings.recipe.hold_out, rng)
-        labels = np.repeat(np.arange(len(new)), [len(keys) for keys in train.values()])
-        data = TaskData(_keys(train), labels.tolist(), len(new), replay)
-        name = f"task {len(model.tasks) + 1}"
-
-        def train_on(data: TaskData, phase: str) -> Model:
-            trained = train_task(self.tokens, shared, data, self.settings, name, phase, checkpoint, progress)
-            return self._with_task(model, tuple(new), data, trained)
-
-        extended = train_on(data, name)
-        if cross_fits:
-            held_out = cross_fit(self.tokens, extended, data, train_on, name, self.settings.folds, rng)
-        return extended, train, held_out
-
-    def _with_task(self, model: Model, classes: tuple[str, ...], data: TaskData, trained: TrainedTask) -> Model:
-        """Add a task with its statistics (Algorithm 1, last line)."""
-        labels = np.asarray(data.labels)
+        labels = np.repeat(np.arange(len(train)), [len(keys) for keys in train.values()])
+        data = TaskData(_keys(train), labels.tolist(), len(train), replay)
+        trained = train_task(
+            self.tokens, shared, data, self.settings, f"task {len(model.tasks) + 1}", checkpoint, progress
+        )
         z = self.tokens.features(data.keys, trained.tensors)
-        frozen, _ = self.tokens.frozen(data.keys)
         tensors = [tensor.numpy() for tensor in trained.tensors]
         task = TaskModel(
-            classes=classes,
+            classes=tuple(train),
             adapters=Adapters(*tensors[:4]),
             norm_w=tensors[4],
             norm_b=tensors[5],
             head=trained.head,
             gaussians=Gaussians.fit(z, labels, data.classes),
         )
-        return replace(
-            model,
-            shared=trained.shared,
-            tasks=(*model.tasks, task),
-            frozen=model.frozen.with_classes(frozen, labels, data.classes),
-        )
+        return replace(model, shared=trained.shared, tasks=(*model.tasks, task))
 
     def _back_update(
         self,
@@ -214,7 +208,7 @@ class Learner:
         of its own task's network; the research code takes those of the first task for every head, which is a bug.
         Images of a class that is merged with one of the task's classes are not `ood`: they have the same label.
         """
-        quota = max(1, self.settings.replay_size // max(1, len(memory)))
+        quota = self.settings.keep_per_class
         size = sum(len(keys) or quota for keys in memory.values())  # |M|
         selected = [new_images[i] for i in rng.permutation(len(new_images))[:size]]
         heads: dict[int, Head] = {}
@@ -240,33 +234,6 @@ class Learner:
             heads[j] = update_head(task.head, task.gaussians, z_own, labels, z_others, self.settings, rng)
             progress.report("back-updating", j + 1, earlier_tasks, len(own) + len(others))
         return model.with_heads(heads)
-
-    def _evaluate(self, parent: Model, model: Model, held_out: Sequence[HeldOut]) -> tuple[Model, Verdict]:
-        """Calibrate the model on the held-out images of all tasks and compare it with its parent."""
-        labels = [sample.label for sample in held_out]
-        features = self.features(model, [sample.key for sample in held_out])
-        after = held_out_evidence(model, features, held_out)
-        parent = _with_tails(parent, len(model.tasks))
-        model = replace(model, calibration=parent.calibration)
-        if held_out:  # otherwise all of them were deleted, and the parent's calibration stays
-            model = calibrate(model, parent, after, labels, self.settings)
-        if not parent.tasks:
-            return model, judge(None, model, None, after, labels, self.settings)
-        parent_features = replace(features, tasks=features.tasks[: len(parent.tasks)])
-        before = held_out_evidence(parent, parent_features, held_out)
-        return model, judge(parent, model, before, after, labels, self.settings)
-
-
-def _with_tails(parent: Model, tasks: int) -> Model:
-    """The parent with calibrated distances for all tasks of its child.
-
-    A new task has no held-out image if each of its classes has one image. It then gets the mean of the other tasks.
-    """
-    tails = parent.calibration.tails
-    if len(tails) == 0:
-        return parent
-    more = np.repeat(tails.mean(axis=0, keepdims=True), tasks - len(tails), axis=0)
-    return replace(parent, calibration=replace(parent.calibration, tails=np.concatenate([tails, more])))
 
 
 def _keys(images: Images) -> list[str]:

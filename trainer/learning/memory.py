@@ -1,9 +1,11 @@
 """The images that a version keeps: the replay memory and the held-out images.
 
-The memory is trained on again: as `ood` for other tasks, as its own classes for its own head. Held-out images
-calibrate the scores and judge the next version; they are not trained on, unless the task was cross-fitted.
+The memory is trained on again: as `ood` for other tasks, as its own classes for its own head. No network is ever
+trained on a held-out image, neither as its class nor as `ood`: held-out images calibrate the decisions and judge the
+next version. The closed-form statistics use both, because an image can be subtracted from them again.
 """
 
+from collections import Counter
 from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
@@ -14,25 +16,15 @@ from pydantic import TypeAdapter
 from tasks.batch import shortened
 from tasks.errors import BatchError
 
-HELD_OUT_PER_CLASS = 50  # enough for a quantile; more would only slow down every later task
+HOLD_OUT_FROM = 3  # a class with fewer images is trained on all of them
 
 
 @dataclass(frozen=True)
 class HeldOut:
-    """An image for calibration and evaluation.
-
-    A cross-fitted image was trained on. Its two tuples then hold, for each class of its task (and for `ood` in the
-    logits), how training on the image changed its evidence. They are empty for an image that was held out.
-    """
+    """An image for calibration and evaluation."""
 
     key: str
     label: str
-    logit_shift: tuple[float, ...] = ()  # held-out logits minus trained-on logits
-    distance_ratio: tuple[float, ...] = ()  # held-out distance over trained-on distance, both without the image in S
-
-    @property
-    def trained_on(self) -> bool:
-        return bool(self.logit_shift)
 
 
 @dataclass(frozen=True)
@@ -91,45 +83,64 @@ def merged(old: Mapping[str, Sequence[str]], new: Mapping[str, Sequence[str]]) -
 
 
 def remember(
-    memory: Mapping[str, Sequence[str]], new: Mapping[str, Sequence[str]], size: int, rng: np.random.Generator
+    memory: Mapping[str, Sequence[str]],
+    new: Mapping[str, Sequence[str]],
+    held_out: Collection[HeldOut],
+    per_class: int,
+    total: int | None,
+    rng: np.random.Generator,
 ) -> dict[str, tuple[str, ...]]:
-    """The next memory: equal counts per class within `size`, chosen at random from old and new images."""
-    check_size(memory, new, size)
+    """The next memory, chosen at random from old and new images.
+
+    Each class has room for `per_class` images, those held out included, and for an equal share of `total`, if given.
+    """
+    check_size(memory, new, total)
     pools = {name: tuple(dict.fromkeys(keys)) for name, keys in merged(memory, new).items()}
-    quota = size // max(len(pools), 1)
+    taken = Counter(sample.label for sample in held_out)
+    share = per_class if total is None else total // max(len(pools), 1)
     # Sorted by name, the order in which a stored version is read: the draws are the same before and after a restart.
-    return {name: tuple(_choose(pools[name], quota, rng)) for name in sorted(pools)}
+    return {
+        name: tuple(_choose(pools[name], max(1, min(share, per_class - taken[name])), rng)) for name in sorted(pools)
+    }
 
 
-def check_size(memory: Collection[str], new: Collection[str], size: int) -> None:
-    """`BatchError` unless the memory holds at least one image per class."""
+def check_size(memory: Collection[str], new: Collection[str], total: int | None) -> None:
+    """`BatchError` unless a memory of a fixed total holds at least one image per class."""
     count = len({*memory, *new})
-    if count > size:
-        raise BatchError([f"{count} classes do not fit a memory of {size} images: raise OPENWORLD_TRAIN_REPLAY_SIZE"])
+    if total is not None and count > total:
+        raise BatchError([f"{count} classes do not fit a memory of {total} images: raise OPENWORLD_TRAIN_REPLAY_SIZE"])
 
 
 def split(
-    images: Mapping[str, Sequence[str]], share: float, rng: np.random.Generator
+    images: Mapping[str, Sequence[str]], groups: Mapping[str, int], share: float, most: int, rng: np.random.Generator
 ) -> tuple[dict[str, list[str]], list[HeldOut]]:
-    """(training images, held-out images): hold out `share` of each class, at least one, at most HELD_OUT_PER_CLASS.
+    """(training images, held-out images): hold out about `share` of each class, at least one, at most `most`.
 
-    The only image of a class is trained on.
+    Images of one likeness group, by image key, stay together. A class with fewer than HOLD_OUT_FROM images, or with
+    one group only, is trained on whole.
     """
-    train, held_out = {}, []
+    train: dict[str, list[str]] = {}
+    held_out: list[HeldOut] = []
     for name, keys in images.items():
-        count = min(max(1, round(share * len(keys))), HELD_OUT_PER_CLASS)
-        out = set(_choose(keys, count, rng)) if len(keys) > 1 else set()
+        out: set[str] = set()
+        if len(keys) >= HOLD_OUT_FROM:
+            wanted = min(max(1, round(share * len(keys))), most)
+            own = sorted({groups[key] for key in keys})
+            for group in rng.permutation(own).tolist():
+                members = {key for key in keys if groups[key] == group}
+                if not out or len(out | members) <= wanted:
+                    out |= members if len(members) < len(keys) else set()
         train[name] = [key for key in keys if key not in out]
         held_out += [HeldOut(key, name) for key in keys if key in out]
     return train, held_out
 
 
-def limit_held_out(held_out: Sequence[HeldOut], rng: np.random.Generator) -> tuple[HeldOut, ...]:
-    """At most HELD_OUT_PER_CLASS images of each class, chosen at random."""
+def limit_held_out(held_out: Sequence[HeldOut], most: int, rng: np.random.Generator) -> tuple[HeldOut, ...]:
+    """At most `most` images of each class, chosen at random."""
     keys: dict[str, list[str]] = {}
     for sample in held_out:
         keys.setdefault(sample.label, []).append(sample.key)
-    kept = {key for name in sorted(keys) for key in _choose(keys[name], HELD_OUT_PER_CLASS, rng)}
+    kept = {key for name in sorted(keys) for key in _choose(keys[name], most, rng)}
     return tuple(sample for sample in held_out if sample.key in kept)
 
 

@@ -2,12 +2,13 @@
 
 import os
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from tasks.settings import Device, Settings, shared
+from trainer.learning.prior import Prior
 
 
 class Recipe(BaseModel):
@@ -27,7 +28,18 @@ class Recipe(BaseModel):
     back_learning_rate: float = Field(0.01, gt=0)
     back_batch: int = Field(16, ge=2)
     back_drawn: float = Field(0.5, ge=0, le=1)  # share of a head's own images drawn from its class Gaussians
-    hold_out: float = Field(0.1, gt=0, lt=0.5)  # share of a task held out for calibration and the gate
+    hold_out: float = Field(0.2, gt=0, lt=0.5)  # share of a class that no network is trained on, for calibration
+    calibration_images: int = Field(2000, ge=1)  # used in one calibration at most, the same number of each class
+    prior: Prior = Prior()
+
+
+# The paper's method exactly: rule and training, with a replay memory of a fixed total size.
+PAPER: dict[str, Any] = {
+    "rule": "paper",
+    "epochs": 20,
+    "replay_size": 200,
+    "recipe": Recipe(sparsity=0.75, mask_rate=1.0, anneal="linear", back_drawn=0.0),
+}
 
 
 class LearnerSettings(Settings):
@@ -35,6 +47,9 @@ class LearnerSettings(Settings):
 
     model_config = SettingsConfigDict(env_prefix="OPENWORLD_TRAIN_")
 
+    preset: Literal["default", "paper"] = Field(
+        "default", description="paper: the paper's rule, training and fixed total of replayed images"
+    )
     backbone: str | None = shared(
         "OPENWORLD_BACKBONE", None, "timm model name; empty: DeiT-S from the hub, else EfficientNet-Lite0"
     )
@@ -47,17 +62,25 @@ class LearnerSettings(Settings):
         None, ge=1, description="blocks with adapters; empty: all (transformer), 1 (CNN)"
     )
     bottleneck: int = Field(64, ge=1, description="bottleneck units an adapter starts with, and grows by")
-    replay_size: int = Field(500, ge=1, description="images in the replay memory, shared equally by all classes")
+    keep_per_class: int = Field(20, ge=2, description="images kept of each class, for replay and for calibration")
+    replay_size: int | None = Field(None, ge=1, description="limit of the replay memory in total; empty: none")
     epochs: int = Field(10, ge=1, description="passes over a new task's images")
     back_epochs: int = Field(10, ge=1, description="passes of a back-update")
     learning_rate: float = Field(0.005, gt=0, description="SGD learning rate of a new task")
     batch_size: int = Field(16, ge=1, description="new images per step; as many replayed ones join them")
     views: int = Field(1, ge=1, le=8, description="views of each training image: the plain one and augmented ones")
-    folds: int = Field(3, ge=2, description="folds of the cross-fit")
-    hold_out_from: int = Field(50, ge=2, description="with fewer images in a class, cross-fit instead of holding out")
-    rule: Literal["paper", "product"] = Field("product", description="how evidence becomes an answer")
+    rule: Literal["fitted", "paper"] = Field("fitted", description="which class: weights fitted, or the paper's")
     accept: float = Field(0.95, gt=0.5, lt=1, description="share of known images that the threshold accepts")
+    flag: float | None = Field(
+        None, gt=0, lt=1, description="set the threshold to flag this share of simulated novel images instead"
+    )
     gate_accuracy: float = Field(0.15, ge=0, le=1, description="largest accepted loss of old tasks' accuracy")
     gate_auc: float = Field(0.10, ge=0, le=1, description="largest accepted loss of old tasks' AUC")
     seed: int = Field(0, description="the same seed, batch and parent give the same version")
     recipe: Recipe = Recipe()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _apply_preset(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """A value that is given explicitly takes precedence over that of the preset."""
+        return {**PAPER, **given} if given.get("preset") == "paper" else given

@@ -201,16 +201,12 @@ def train_task(
     shared: SharedAdapters,
     data: TaskData,
     settings: LearnerSettings,
-    name: str,
     phase: str,
     checkpoint: Checkpoint,
     progress: Progress,
 ) -> TrainedTask:
-    """Train the network of task `name`, resuming from the checkpoint of `phase`.
-
-    The initial weights depend on `name` only: the folds of a cross-fit start from the same weights as the task.
-    """
-    network = _TaskNetwork(tokens, shared, data.classes, settings, name)
+    """Train the network of the task that `phase` names, resuming from the checkpoint of that phase."""
+    network = _TaskNetwork(tokens, shared, data.classes, settings, phase)
     finished, state = checkpoint.load(phase)
     if finished:
         network.restore(state)

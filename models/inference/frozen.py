@@ -1,0 +1,196 @@
+"""Closed-form class scores of the frozen backbone: Mahalanobis distance, whitened cosine and ridge regression.
+
+All three follow from sums over images. Adding or removing images changes the sums, and nothing is fitted again:
+
+    counts, means    per class
+    scatter          sum over all images of (x - mu)(x - mu)', mu the mean of the image's class
+    gram, moments    sum of h h', and per class the sum of h, where h is the random ReLU expansion of x (RanPAC)
+
+Images are scored against all classes at once by matrix products.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.inference.evidence import Array, Floats, FrozenScores, cosine
+
+# The ridge penalty, relative to the mean diagonal of the Gram matrix; chosen on training images of four data sets.
+RIDGE = 0.1
+# The least share of the scaled identity: the covariance stays invertible in float32 when images outnumber dimensions.
+LEAST_SHRINKAGE = 1e-3
+Labels = NDArray[np.integer]
+Rows = NDArray[np.floating]
+
+
+class _Solved(NamedTuple):
+    """What scores are computed from; solved once per model."""
+
+    centre: Floats  # (f,), the mean of the class means
+    directions: Array  # (f, C), precision times the centred class means
+    squares: Floats  # (C,), squared length of the whitened, centred class means
+    coefficients: Array  # (M, C) of the ridge regression
+
+
+@dataclass(frozen=True)
+class FrozenStatistics:
+    """Sums over the images of C classes."""
+
+    counts: NDArray[np.int64]  # (C,)
+    means: Floats  # (C, f)
+    scatter: Floats  # (f, f)
+    moments: Floats  # (C, M)
+    gram: Floats  # (M, M)
+
+    @classmethod
+    def empty(cls, dimensions: int, expanded: int) -> FrozenStatistics:
+        """No classes: a model that has learned nothing."""
+        return cls(
+            np.zeros(0, np.int64),
+            np.zeros((0, dimensions)),
+            np.zeros((dimensions, dimensions)),
+            np.zeros((0, expanded)),
+            np.zeros((expanded, expanded)),
+        )
+
+    @classmethod
+    def fit(cls, features: Rows, expanded: Rows, labels: Labels, classes: int) -> FrozenStatistics:
+        """The sums of images with labels 0 .. classes - 1."""
+        return cls.empty(features.shape[1], expanded.shape[1]).with_images(features, expanded, labels, classes)
+
+    def with_images(self, features: Rows, expanded: Rows, labels: Labels, new_classes: int = 0) -> FrozenStatistics:
+        """Add images of known classes and of `new_classes` further ones, whose labels follow the known ones."""
+        counts = np.concatenate([self.counts, np.zeros(new_classes, np.int64)])
+        means = np.concatenate([self.means, np.zeros((new_classes, self.means.shape[1]))])
+        moments = np.concatenate([self.moments, np.zeros((new_classes, self.moments.shape[1]))])
+        grown = replace(self, counts=counts, means=means, moments=moments)
+        changed = grown._changed(features, expanded, labels, 1)
+        if (changed.counts == 0).any():
+            raise ValueError(f"no image of class {int(np.argmin(changed.counts))}")
+        return changed
+
+    def without_images(self, features: Rows, expanded: Rows, labels: Labels) -> FrozenStatistics:
+        """Remove images that were added before; every class keeps at least one."""
+        if (self.counts <= np.bincount(labels, minlength=len(self.counts))).any():
+            raise ValueError("cannot remove every image of a class: remove the class")
+        return self._changed(features, expanded, labels, -1)
+
+    def _changed(self, features: Rows, expanded: Rows, labels: Labels, sign: int) -> FrozenStatistics:
+        """Add (1) or remove (-1) images: exact sums, by the scatter of two groups about their common mean."""
+        x, h = np.asarray(features, np.float64), np.asarray(expanded, np.float64)
+        amounts = np.bincount(labels, minlength=len(self.counts))
+        counts = self.counts + sign * amounts
+        present = amounts > 0
+        indicator = np.zeros((len(self.counts), len(x)))
+        indicator[labels, np.arange(len(x))] = 1.0
+        group = (indicator @ x) / np.maximum(amounts, 1)[:, None]  # (C, f), means of the images that come or go
+        means = self.means + sign * (group - self.means) * (amounts / np.maximum(counts, 1))[:, None]
+        inner = x - group[labels]
+        # Between the group's mean and that of the other images of the class, before or after.
+        others = np.where(sign > 0, self.counts, counts)
+        between = (group - np.where(sign > 0, self.means.T, means.T).T)[present]
+        weight = (amounts * others / np.maximum(amounts + others, 1))[present]
+        moved = inner.T @ inner + (between * weight[:, None]).T @ between
+        return FrozenStatistics(
+            counts,
+            means,
+            self.scatter + sign * moved,
+            self.moments + sign * (indicator @ h),
+            self.gram + sign * (h.T @ h),
+        )
+
+    def without_classes(
+        self, classes: NDArray[np.integer], features: Rows, expanded: Rows, labels: Labels
+    ) -> FrozenStatistics:
+        """Remove whole classes, given images of them; where some images are not at hand, those given stand for all."""
+        mine = np.isin(labels, classes)
+        x, h, own = np.asarray(features[mine], np.float64), np.asarray(expanded[mine], np.float64), labels[mine]
+        given = np.bincount(own, minlength=len(self.counts))
+        weight = np.sqrt(self.counts / np.maximum(given, 1))[own][:, None]
+        rows, h = (x - self.means[own]) * weight, h * weight
+        keep = np.setdiff1d(np.arange(len(self.counts)), classes)
+        return FrozenStatistics(
+            self.counts[keep],
+            self.means[keep],
+            self.scatter - rows.T @ rows,
+            self.moments[keep],
+            self.gram - h.T @ h,
+        )
+
+    @property
+    def freedom(self) -> int:
+        """Degrees of freedom of the covariance within classes."""
+        return max(int(self.counts.sum()) - len(self.counts), 1)
+
+    @cached_property
+    def shrinkage(self) -> float:
+        """The weight of a scaled identity in the covariance."""
+        trace, square = float(np.trace(self.scatter)), float((self.scatter**2).sum())
+        return max(shrinkage(trace, square, len(self.scatter), self.freedom), LEAST_SHRINKAGE)
+
+    def covariance(self) -> Floats:
+        """The pooled covariance within classes, shrunk toward a scaled identity: (f, f)."""
+        variance = float(np.trace(self.scatter)) / self.freedom / len(self.scatter)
+        if variance <= 0:
+            # One image per class: there is no variance. The spread of the means, or their size, is the only scale left.
+            spread = self.means.var(axis=0) if len(self.means) > 1 else self.means**2
+            return np.eye(len(self.scatter)) * max(float(spread.mean()), 1e-12)
+        out: Floats = self.scatter * ((1 - self.shrinkage) / self.freedom)
+        out[np.diag_indices(len(out))] += self.shrinkage * variance
+        return out
+
+    def scores(self, features: Rows, expanded: Rows) -> FrozenScores:
+        """Score n images against every class."""
+        if len(self.counts) == 0:
+            nothing = np.zeros((len(features), 0))
+            return FrozenScores(nothing, nothing, nothing)
+        solved = self._solved
+        x = (features - solved.centre).astype(np.float32)
+        lengths = ((x @ self.precision) * x).sum(axis=1, keepdims=True, dtype=np.float64)
+        products = (x @ solved.directions).astype(np.float64)
+        distances = np.sqrt(np.maximum(lengths + solved.squares - 2 * products, 0.0))
+        ridge = (expanded.astype(np.float32, copy=False) @ solved.coefficients).astype(np.float64)
+        return FrozenScores(distances, cosine(products, lengths, solved.squares), ridge)
+
+    @property
+    def centre(self) -> Floats:
+        """The mean of the class means: (f,)."""
+        out: Floats = self.means.mean(axis=0)
+        return out
+
+    @cached_property
+    def precision(self) -> Array:
+        """The inverse covariance (f, f), in float32: half the memory traffic when serving."""
+        return np.linalg.inv(self.covariance().astype(np.float32)).astype(np.float32)
+
+    @property
+    def regularised_gram(self) -> Floats:
+        """The Gram matrix with the ridge penalty: (M, M)."""
+        penalty = RIDGE * float(np.trace(self.gram)) / len(self.gram)
+        return self.gram + np.eye(len(self.gram)) * max(penalty, 1e-12)
+
+    @cached_property
+    def _solved(self) -> _Solved:
+        means = self.means - self.centre
+        directions = self.precision.astype(np.float64) @ means.T
+        squares = (means.T * directions).sum(axis=0)
+        coefficients = np.linalg.solve(self.regularised_gram.astype(np.float32), self.moments.T.astype(np.float32))
+        return _Solved(self.centre, directions.astype(np.float32), squares, coefficients.astype(np.float32))
+
+
+def shrinkage(trace: float, square: float, dimensions: int, freedom: int) -> float:
+    """Oracle-approximating shrinkage from the trace of a scatter matrix and of its square.
+
+    It is invariant to the scale of the matrix. `freedom` is the number of images minus the number of class means that
+    were estimated from them.
+    """
+    spread = square - trace**2 / dimensions
+    if spread <= 0 or freedom < 1:
+        return 1.0
+    d = dimensions
+    return float(min(1.0, ((1 - 2 / d) * square + trace**2) / ((freedom + 1 - 2 / d) * spread)))

@@ -1,0 +1,87 @@
+"""Whether novel: a score, higher for known images, and a threshold that accepts the asked share of fresh known images.
+
+The score is the log-odds of being known: a weighted sum of a few summaries of the evidence, fitted on simulated novelty
+(trainer/learning/simulation.py). The paper's rule has one summary, the log-score of the best class.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from models.inference.evidence import Evidence, Floats, FrozenScores
+
+SUMMARIES = ("distance", "cosine", "cosine_gap", "ridge", "ridge_gap", "class_score")
+REFERENCE_POINTS = 256  # a longer list of scores is stored as this many quantiles
+
+
+@dataclass(frozen=True)
+class Novelty:
+    """The fitted decision, and the scores that it was fitted on. All are statistics of images left out of the model."""
+
+    centre: Floats  # (S,) mean of each summary over known images
+    scale: Floats  # (S,) and its deviation
+    weights: Floats  # (S,)
+    logistic: Floats  # (2,): slope and intercept of the log-odds of being known over the score
+    threshold: Floats  # (1,): an image with a lower score is novel
+    known: Floats  # sorted scores of left-out known images, at most REFERENCE_POINTS
+    simulated: Floats  # sorted scores of simulated novel images, at most REFERENCE_POINTS
+
+    @classmethod
+    def empty(cls) -> Novelty:
+        """Before the first task: every image is novel."""
+        size, nothing = len(SUMMARIES), np.zeros(0)
+        return cls(np.zeros(size), np.ones(size), np.zeros(size), np.ones(2), np.array([np.inf]), nothing, nothing)
+
+    def scores(self, summaries: Floats) -> Floats:
+        """The novelty score, higher for known images: (n, S) -> (n,)."""
+        used = self.weights != 0
+        out: Floats = ((summaries[:, used] - self.centre[used]) / self.scale[used]) @ self.weights[used]
+        return out
+
+    def p_novel(self, scores: Floats) -> Floats:
+        """The probability of being novel where half of the images are, falling in the score; 1 for a score of NaN."""
+        log_odds = self.logistic[0] * scores + self.logistic[1]
+        return np.where(np.isnan(log_odds), 1.0, 1 / (1 + np.exp(np.clip(log_odds, -700, 700))))
+
+    @property
+    def novel_above(self) -> float:
+        """An image is novel if its p_novel is larger."""
+        return float(self.p_novel(self.threshold)[0]) if np.isfinite(self.threshold[0]) else 0.0
+
+    def calibrated(self, scores: Floats) -> Floats:
+        """The quantile in 0..1 of each score among left-out known images; comparable between versions."""
+        if len(self.known) == 0:
+            return np.zeros_like(scores)
+        left = np.searchsorted(self.known, scores, "left")
+        right = np.searchsorted(self.known, scores, "right")
+        return (left + right) / (2.0 * len(self.known))
+
+
+def summaries(evidence: Evidence, log_scores: Floats) -> Floats:
+    """The inputs of the score, for n images whose classes have these log-scores: (n, S)."""
+    return np.concatenate([frozen_summaries(evidence.frozen), log_scores.max(axis=1, keepdims=True)], axis=1)
+
+
+def frozen_summaries(frozen: FrozenScores) -> Floats:
+    """All inputs but the last: those that follow from the frozen scores. (n, S - 1)"""
+    cosine, cosine_gap = best_and_gap(frozen.cosines)
+    ridge, ridge_gap = best_and_gap(frozen.ridge)
+    return np.stack([-frozen.distances.min(axis=1), cosine, cosine_gap, ridge, ridge_gap], axis=1)
+
+
+def best_and_gap(scores: Floats) -> tuple[Floats, Floats]:
+    """The best score of each image and how far it is above the second best; a single class has no gap."""
+    if scores.shape[1] < 2:
+        return scores[:, 0], np.zeros(len(scores))
+    second, best = np.partition(scores, -2, axis=1)[:, -2:].T
+    return best, best - second
+
+
+def quantiles(scores: Floats) -> Floats:
+    """The scores in order, at most REFERENCE_POINTS of them."""
+    ordered = np.sort(np.asarray(scores, np.float64))
+    if len(ordered) > REFERENCE_POINTS:
+        ordered = np.quantile(ordered, np.linspace(0, 1, REFERENCE_POINTS))
+    return ordered

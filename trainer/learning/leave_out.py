@@ -1,0 +1,123 @@
+"""Frozen scores of kept images under statistics that leave out some images or whole classes.
+
+Statistics without an image differ by a few outer products, so their scores follow from inner products that are computed
+once (the Woodbury identity), not from another inverse for each fold. Exact, but for the shrinkage, whose amount stays
+that of all images.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.inference.evidence import Floats, FrozenScores, cosine
+from models.inference.frozen import FrozenStatistics
+
+Indices = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class LeaveOut:
+    """Kept images of known classes, and the statistics that hold them."""
+
+    statistics: FrozenStatistics
+    features: NDArray[np.float32]  # (n, f)
+    expanded: NDArray[np.float32]  # (n, M)
+    columns: Indices  # (n,), the class of each image, as a column of the scores
+
+    @cached_property
+    def _products(self) -> Floats:
+        """Inner products in the whitened space, (n + C, n + C): images about their class means, then class means."""
+        statistics = self.statistics
+        rows = np.concatenate([self.features - statistics.means[self.columns], statistics.means - statistics.centre])
+        rows = rows.astype(np.float32)
+        out: Floats = ((rows @ statistics.precision) @ rows.T).astype(np.float64)
+        return out
+
+    @cached_property
+    def _ridge_products(self) -> tuple[Floats, Floats]:
+        """(products of expanded features under the inverse Gram matrix (n, n), ridge scores (n, C))"""
+        h = self.expanded.astype(np.float32)
+        solved = np.linalg.solve(self.statistics.regularised_gram.astype(np.float32), h.T)  # (M, n)
+        return (h @ solved).astype(np.float64), (self.statistics.moments @ solved).T.astype(np.float64)
+
+    def scores(self, scored: Indices, images: Indices, classes: Indices) -> FrozenScores:
+        """The scores of the images `scored` without the images `images` and without the classes `classes`.
+
+        One column for each remaining class. The removed images belong to remaining classes, which keep at least one
+        image each. Of a removed class, the images at hand stand for all that the statistics hold.
+        """
+        counts = self.statistics.counts
+        remaining = np.setdiff1d(np.arange(len(counts)), classes)
+        # Which share of a removed image the mean of its class loses: (images, remaining classes).
+        member = (self.columns[images][:, None] == remaining).astype(np.float64)
+        left = counts[remaining] - member.sum(axis=0)
+        whole = np.flatnonzero(np.isin(self.columns, classes))
+        at_hand = np.bincount(self.columns[whole], minlength=len(counts))
+        weight = np.sqrt((counts / np.maximum(at_hand, 1))[self.columns[whole]])
+        removed = _Removed(images, member, member / left, remaining, whole, weight, left)
+        distances, cosines = self._gaussian(scored, removed)
+        return FrozenScores(distances, cosines, self._ridge(scored, removed))
+
+    def _gaussian(self, scored: Indices, removed: "_Removed") -> tuple[Floats, Floats]:
+        products, n = self._products, len(self.columns)
+        means = products[n + removed.remaining] - removed.loss.T @ products[removed.images]  # (C', n + C)
+        centre = means.mean(axis=0)
+
+        def with_means(block: Floats) -> Floats:
+            """Products with the centred means of the remaining classes: (k, n + C) -> (k, C')."""
+            raw = block[:, n + removed.remaining] - block[:, removed.images] @ removed.loss
+            out: Floats = raw - raw.mean(axis=1, keepdims=True)
+            return out
+
+        def with_scored(block: Floats) -> Floats:
+            """Products with the centred scored images: (k, n + C) -> (k, s)."""
+            raw = block[:, n + removed.remaining] - block[:, removed.images] @ removed.loss
+            out: Floats = block[:, scored] + block[:, n + self.columns[scored]] - raw.mean(axis=1, keepdims=True)
+            return out
+
+        x = products[scored] + products[n + self.columns[scored]] - centre  # (s, n + C)
+        means = means - centre
+        # The scatter loses the rows `out`, so the covariance loses share * out' out.
+        out = removed.rows(products)  # (v, n + C)
+        share = (1 - self.statistics.shrinkage) / self.statistics.freedom
+        core = np.linalg.inv(np.eye(len(out)) / share - removed.rows(out.T[:n]).T) if len(out) else np.zeros((0, 0))
+        out_x, out_means = with_scored(out), with_means(out)  # (v, s), (v, C')
+        squares = with_means(means).diagonal() + (out_means * (core @ out_means)).sum(axis=0)
+        lengths = with_scored(x).diagonal() + (out_x * (core @ out_x)).sum(axis=0)
+        inner = with_means(x) + out_x.T @ core @ out_means
+        # Fewer images: the covariance is a mean over fewer degrees of freedom.
+        fewer = max(float(removed.left.sum() - len(removed.left)), 1.0) / self.statistics.freedom
+        squares, lengths, inner = squares * fewer, lengths[:, None] * fewer, inner * fewer
+        distances = np.sqrt(np.maximum(lengths + squares - 2 * inner, 0.0))
+        return distances, cosine(inner, lengths, squares)
+
+    def _ridge(self, scored: Indices, removed: "_Removed") -> Floats:
+        products, predictions = self._ridge_products
+        out = np.concatenate([removed.images, removed.whole])
+        weight = np.concatenate([np.ones(len(removed.images)), removed.weight])[:, None]
+        moments = predictions[:, removed.remaining] - products[:, removed.images] @ removed.member  # (n, C')
+        core = np.eye(len(out)) - weight * products[np.ix_(out, out)] * weight.T
+        change = np.linalg.solve(core, weight * moments[out]) if len(out) else np.zeros((0, moments.shape[1]))
+        result: Floats = moments[scored] + (products[np.ix_(scored, out)] * weight.T) @ change
+        return result
+
+
+@dataclass(frozen=True)
+class _Removed:
+    """What is left out, for s scored images and C' remaining classes."""
+
+    images: Indices  # of remaining classes
+    member: Floats  # (images, C'), 1 for the class of each
+    loss: Floats  # (images, C'), the mean of the class loses this share of the image's deviation
+    remaining: Indices  # (C',)
+    whole: Indices  # images of the removed classes
+    weight: Floats  # each of which stands for weight**2 images
+    left: Floats  # (C',), images that remain
+
+    def rows(self, products: Floats) -> Floats:
+        """The rows of the removed scatter, as combinations of the images' rows of `products`."""
+        # Removing the images of a class also moves its mean, by the last of these terms.
+        moved = (self.member / np.sqrt(self.left)).T @ products[self.images]
+        return np.concatenate([products[self.images], moved, self.weight[:, None] * products[self.whole]])

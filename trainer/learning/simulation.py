@@ -1,0 +1,56 @@
+"""Left-out evidence: of known images by folds, of simulated novelty by leaving out a part of the classes in turn."""
+
+import numpy as np
+
+from models.inference.evidence import Floats, FrozenScores
+from models.inference.novelty import frozen_summaries
+from trainer.learning.leave_out import LeaveOut
+from trainer.learning.likeness import assign_folds, likeness_groups
+
+FOLDS = 10
+CLASS_GROUPS = 4  # a quarter of the classes is left out in turn
+NONE = np.zeros(0, np.int64)
+
+
+def left_out_scores(kept: LeaveOut, rng: np.random.Generator) -> FrozenScores:
+    """The frozen scores of every kept image without its fold: (n, C).
+
+    An image whose class has no other one is not left out. NaN marks its row.
+    """
+    folds = assign_folds(kept.columns, likeness_groups(kept.features, kept.columns), FOLDS, rng)
+    shape = (len(kept.columns), len(kept.statistics.counts))
+    out = FrozenScores(*(np.full(shape, np.nan) for _ in range(3)))
+    for fold in np.unique(folds[folds >= 0]):
+        inside = np.flatnonzero(folds == fold)
+        scores = kept.scores(inside, inside, NONE)
+        out.distances[inside], out.cosines[inside], out.ridge[inside] = scores.distances, scores.cosines, scores.ridge
+    return out
+
+
+def simulated_novelty(kept: LeaveOut, rng: np.random.Generator) -> list[tuple[Floats, Floats]]:
+    """(summaries of known images, summaries of novel images) of each simulation, standardised by the known ones.
+
+    Each simulation leaves out a part of the classes, whose images are then novel, and a fold of the other classes'
+    images, which are then fresh. Empty with fewer than two classes.
+    """
+    present = np.unique(kept.columns)
+    parts = min(CLASS_GROUPS, len(present))
+    classes = rng.permutation(present)
+    folds = assign_folds(kept.columns, likeness_groups(kept.features, kept.columns), CLASS_GROUPS, rng)
+    out = []
+    for part in range(parts if parts > 1 else 0):
+        left = classes[part::parts]
+        is_novel = np.isin(kept.columns, left)
+        fresh, novel = np.flatnonzero(~is_novel & (folds == part)), np.flatnonzero(is_novel)
+        if len(fresh) == 0:
+            continue
+        known = frozen_summaries(kept.scores(fresh, fresh, left))
+        centre, scale = standard(known)
+        out.append(((known - centre) / scale, (frozen_summaries(kept.scores(novel, fresh, left)) - centre) / scale))
+    return out
+
+
+def standard(summaries: Floats) -> tuple[Floats, Floats]:
+    """Mean and deviation of each column; a column without variance is left as it is."""
+    deviation = summaries.std(axis=0)
+    return summaries.mean(axis=0), np.where(deviation > 1e-12, deviation, 1.0)
