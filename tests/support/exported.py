@@ -112,9 +112,7 @@ Tasks = Sequence[Mapping[str, Sequence[str]]]
 
 
 def learn(backbone: Backbone, tasks: Tasks, read: Callable[[str], bytes], epochs: int = 3) -> Model:
-    settings = learner_settings(
-        epochs=epochs, bottleneck=16, hold_out_from=2, hold_out=0.3, replay_size=16, back_epochs=2
-    )
+    settings = learner_settings(epochs=epochs, bottleneck=16, hold_out=0.3, replay_size=16, back_epochs=2)
     learner = Learner(TokenCache(backbone, read), settings)
     model, samples = learner.empty(), Samples()
     for task in tasks:
@@ -162,7 +160,7 @@ def random_task(backbone: Backbone, bottleneck: int, seed: int = 0) -> TaskModel
     w1, b1, w2, b2, norm_w, norm_b = (rng.normal(0, 0.1, shape).astype(np.float32) for shape in shapes)
     head = Head(np.zeros((2, d), np.float32), np.zeros(2, np.float32))
     norms = (backbone.norm_w.numpy() + norm_w, backbone.norm_b.numpy() + norm_b)
-    return TaskModel(("x",), Adapters(w1, b1, w2, b2), *norms, head, Gaussians.empty(d))
+    return TaskModel(("x",), Adapters(w1, b1, w2, b2), *norms, head, Gaussians.fit(np.zeros((1, d)), np.zeros(1, np.int64), 1))
 
 
 def random_pixels(backbone: Backbone, count: int) -> Floats:

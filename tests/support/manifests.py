@@ -35,6 +35,6 @@ def manifest_of(model: Model, spec: BackboneSpec, **changes: Any) -> Manifest:
         "backbone_sha256": spec.sha256,
         "preprocessing_sha256": spec.preprocessing.sha256,
         "rule": model.rule.to_dict(),
-        "threshold": float(model.calibration.threshold[0]),
+        "threshold": float(model.novelty.threshold[0]),
     }
     return make_manifest(**(own | changes))

@@ -40,7 +40,6 @@ TINY_SETTINGS: dict[str, Any] = {
     "min_steps": 3,
     "replay_size": 12,
     "back_epochs": 2,
-    "hold_out_from": 2,  # hold images out instead of cross-fitting: one training per task, not four
     "device": "cpu",
     "threads": 1,
     "seed": 0,
@@ -140,7 +139,7 @@ def class_tasks(counts: Sequence[int], images: int = 6) -> list[dict[str, list[s
 
 
 def bare_model(classes: Sequence[Sequence[str]], **parts: Any) -> Model:
-    """A model without tensors, for code that reads only classes, rule and calibration."""
+    """A model without tensors, for code that reads only classes and decisions."""
     nothing = np.zeros((0, 0, 0), np.float32)
     adapters = Adapters(nothing, nothing, nothing, nothing)
     tasks = []
@@ -148,4 +147,4 @@ def bare_model(classes: Sequence[Sequence[str]], **parts: Any) -> Model:
         head = Head(np.zeros((len(names) + 1, 1), np.float32), np.zeros(len(names) + 1, np.float32))
         tasks.append(TaskModel(tuple(names), adapters, nothing, nothing, head, None))  # type: ignore[arg-type]
     shared = SharedAdapters(adapters, nothing, nothing)
-    return Model(shared, tuple(tasks), **{"frozen": None, "rule": None, "calibration": None, **parts})
+    return Model(shared, tuple(tasks), **{"frozen": None, "rule": None, "novelty": None, **parts})

@@ -54,7 +54,6 @@ def counted(images: int, replayed: int = 0, **chosen: Any) -> tuple[Counted, Tas
             data,
             learner.settings,
             "task",
-            "phase",
             Checkpoint(None),
             silent_progress(),
         )
@@ -95,7 +94,7 @@ def learned_masks(names: list[str], **chosen: Any) -> NDArray[np.float32]:
     data = TaskData(keys, np.repeat([0, 1], 20).tolist(), 2, [])
     shared = initial_adapters(learner.backbone, learner.settings)
     progress, checkpoint = silent_progress(), Checkpoint(None)
-    out = train_task(learner.tokens, shared, data, learner.settings, "task", "task", checkpoint, progress).shared
+    out = train_task(learner.tokens, shared, data, learner.settings, "task", checkpoint, progress).shared
     return np.concatenate([out.used1.ravel(), out.used2.ravel()])
 
 
