@@ -11,9 +11,10 @@ Images are scored against all classes at once by matrix products.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,6 +63,25 @@ class FrozenStatistics:
     def fit(cls, features: Rows, expanded: Rows, labels: Labels, classes: int) -> FrozenStatistics:
         """The sums of images with labels 0 .. classes - 1."""
         return cls.empty(features.shape[1], expanded.shape[1]).with_images(features, expanded, labels, classes)
+
+    def tensors(self) -> dict[str, NDArray[Any]]:
+        """For a file: the symmetric matrices as triangles of float32, a quarter of their size in memory."""
+        return {
+            "counts": self.counts,
+            "means": self.means.astype(np.float32),
+            "scatter": _triangle(self.scatter),
+            "moments": self.moments.astype(np.float32),
+            "gram": _triangle(self.gram),
+        }
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, NDArray[Any]]) -> FrozenStatistics:
+        """The inverse of `tensors`, up to the rounding of float32."""
+        means, moments = (tensors[name].astype(np.float64) for name in ("means", "moments"))
+        scatter, gram = (
+            _symmetric(tensors[name], matrix.shape[1]) for name, matrix in (("scatter", means), ("gram", moments))
+        )
+        return cls(tensors["counts"], means, scatter, moments, gram)
 
     def with_images(self, features: Rows, expanded: Rows, labels: Labels, new_classes: int = 0) -> FrozenStatistics:
         """Add images of known classes and of `new_classes` further ones, whose labels follow the known ones."""
@@ -194,3 +214,14 @@ def shrinkage(trace: float, square: float, dimensions: int, freedom: int) -> flo
         return 1.0
     d = dimensions
     return float(min(1.0, ((1 - 2 / d) * square + trace**2) / ((freedom + 1 - 2 / d) * spread)))
+
+
+def _triangle(matrix: Floats) -> Array:
+    return matrix[np.tril_indices(len(matrix))].astype(np.float32)
+
+
+def _symmetric(triangle: Array, size: int) -> Floats:
+    out = np.zeros((size, size))
+    out[np.tril_indices(size)] = triangle  # ValueError if the sizes do not fit
+    out += np.tril(out, -1).T
+    return out

@@ -125,7 +125,8 @@ class Model:
         """Every array by a flat name, for safetensors."""
         out = {**_flat("shared", self.shared.adapters), "shared.used1": self.shared.used1}
         out["shared.used2"] = self.shared.used2
-        out |= _flat("frozen", self.frozen) | _flat("novelty", self.novelty)
+        out |= {f"frozen.{name}": array for name, array in self.frozen.tensors().items()}
+        out |= _flat("novelty", self.novelty)
         for k, task in enumerate(self.tasks):
             out |= _flat(f"task.{k}", task.adapters) | _flat(f"task.{k}.head", task.head)
             out |= _flat(f"task.{k}.gaussians", task.gaussians)
@@ -161,7 +162,8 @@ def _read(tensors: Tensors, manifest: Manifest) -> Model:
         for k, names in enumerate(manifest.tasks)
     )
     shared = SharedAdapters(_part(Adapters, tensors, "shared"), tensors["shared.used1"], tensors["shared.used2"])
-    frozen, novelty = _part(FrozenStatistics, tensors, "frozen"), _part(Novelty, tensors, "novelty")
+    named = {name.removeprefix("frozen."): array for name, array in tensors.items() if name.startswith("frozen.")}
+    frozen, novelty = FrozenStatistics.from_tensors(named), _part(Novelty, tensors, "novelty")
     for task in tasks:
         if len(task.head.bias) != len(task.classes) + 1 or len(task.gaussians.means) != len(task.classes):
             raise ValueError(f"the tensors of the task {', '.join(task.classes)} have another number of classes")
@@ -170,10 +172,10 @@ def _read(tensors: Tensors, manifest: Manifest) -> Model:
     return Model(shared, tasks, frozen, Rule.from_dict(manifest.rule), novelty, manifest.aliases)
 
 
-T = TypeVar("T", Adapters, Head, Gaussians, FrozenStatistics, Novelty)
+T = TypeVar("T", Adapters, Head, Gaussians, Novelty)
 
 
-def _flat(prefix: str, part: Adapters | Head | Gaussians | FrozenStatistics | Novelty) -> Tensors:
+def _flat(prefix: str, part: Adapters | Head | Gaussians | Novelty) -> Tensors:
     return {f"{prefix}.{entry.name}": getattr(part, entry.name) for entry in fields(part)}
 
 
