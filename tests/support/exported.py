@@ -160,7 +160,9 @@ def random_task(backbone: Backbone, bottleneck: int, seed: int = 0) -> TaskModel
     w1, b1, w2, b2, norm_w, norm_b = (rng.normal(0, 0.1, shape).astype(np.float32) for shape in shapes)
     head = Head(np.zeros((2, d), np.float32), np.zeros(2, np.float32))
     norms = (backbone.norm_w.numpy() + norm_w, backbone.norm_b.numpy() + norm_b)
-    return TaskModel(("x",), Adapters(w1, b1, w2, b2), *norms, head, Gaussians.fit(np.zeros((1, d)), np.zeros(1, np.int64), 1))
+    return TaskModel(
+        ("x",), Adapters(w1, b1, w2, b2), *norms, head, Gaussians.fit(np.zeros((1, d)), np.zeros(1, np.int64), 1)
+    )
 
 
 def random_pixels(backbone: Backbone, count: int) -> Floats:
