@@ -73,7 +73,8 @@ def edited(loaded: LoadedVersion, edit: Edit) -> tuple[Manifest, Any]:
         "task_id": f"edit-{datetime.now(UTC):%Y%m%d%H%M%S}-{secrets.token_hex(3)}",
         "tasks": tasks,
         "aliases": aliases,
-        "metrics": {**parent.metrics, "images": 0, "images_per_class": {}, "edit": edit.reason},
+        # The advice is about the classes before the edit.
+        "metrics": {**parent.metrics, "advice": None, "images": 0, "images_per_class": {}, "edit": edit.reason},
         "created": datetime.now(UTC),
         "version": 0,
         "files": {},

@@ -11,6 +11,7 @@ from models.inference.model import Model
 from models.inference.novelty import Novelty
 from models.inference.rules import Rule
 from models.network.adapted_blocks import tensors_of
+from trainer.learning.advice import advise
 from trainer.learning.calibration import Target, fit_novelty, fit_rule, paper_novelty
 from trainer.learning.gate import Verdict, auc, judge
 from trainer.learning.leave_out import LeaveOut
@@ -47,23 +48,28 @@ def evaluate(
     after = replace(model.evidence(features), frozen=_rows(left_out, rows))
     target = Target(settings.accept, settings.flag)
     novelty_auc: float | None
+    fitted = fit_rule(after, columns[rows], settings.recipe.prior)
     if settings.rule == "paper":
         rule = Rule()
         novelty = paper_novelty(rule, after, columns[rows], target)
         novelty_auc = auc(novelty.known, novelty.simulated)
     else:
-        rule = fit_rule(after, columns[rows], settings.recipe.prior)
+        rule = fitted
         simulations = simulated_novelty(kept, rng)
         novelty = fit_novelty(left_out, simulations, settings.recipe.prior, target)
         novelty_auc = _auc(novelty, simulations) if simulations else None
     model = replace(model, rule=rule, novelty=novelty)
     names = [labels[key] for key in held_keys]
+    # The paper's rule has no frozen terms, so the advice always follows the fitted rule.
+    advice = advise(left_out, fitted, keys, columns, model.labels, model.frozen.counts)
     if not parent.tasks:
-        return model, judge(None, model, None, after, names, novelty_auc, settings)
+        verdict = judge(None, model, None, after, names, novelty_auc, settings)
+        return model, replace(verdict, advice=advice)
     before = parent.evidence(replace(features, tasks=features.tasks[: len(parent.tasks)]))
     # The parent's statistics hold these images too: the new ones, without the new classes, stand for them.
     before = replace(before, frozen=_columns(after.frozen, len(parent.classes)))
-    return model, judge(parent, model, before, after, names, novelty_auc, settings)
+    verdict = judge(parent, model, before, after, names, novelty_auc, settings)
+    return model, replace(verdict, advice=advice)
 
 
 def _chosen(samples: Samples, most: int, rng: np.random.Generator) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """The evaluation gate: reject a version that loses too much of what its parent knew."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from models.inference.evidence import Evidence
 from models.inference.model import Model
+from trainer.learning.advice import Advice
 from trainer.learning.settings import LearnerSettings
 
 
@@ -33,6 +34,7 @@ class Verdict:
     reasons: tuple[str, ...]  # why the version is rejected; empty if it is accepted
     accuracy: float | None = None  # over all classes
     novelty_auc: float | None = None  # known images against images of classes that were left out in turn
+    advice: Advice = field(default_factory=Advice)  # what would help the next version
 
     @property
     def accepted(self) -> bool:

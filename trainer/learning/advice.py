@@ -1,0 +1,180 @@
+"""What would improve a version: confused classes, labels that look wrong, and classes that need more images.
+
+All three follow from left-out frozen scores of the kept images. The networks have seen most of these images, so their
+evidence does not count. An image's shares are the softmax of the fitted rule's frozen terms over all classes.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.inference.evidence import Floats, FrozenScores, log_softmax
+from models.inference.rules import Rule
+
+MOST_PAIRS, MOST_LABELS, MOST_CLASSES = 5, 10, 3
+CONFUSED_IMAGES, CONFUSED_SHARE = 2, 0.1  # of a confused pair, at least
+OWN_SHARE, OTHER_SHARE = 0.05, 0.8  # a label looks wrong if its share is below, and that of another label above
+
+PRIOR_IMAGES = 2  # how many images of a class the error rate of all classes counts for
+LEAST_MORE, MOST_MORE = 10, 50  # images to ask for
+LEAST_GAIN = 0.05  # share of a class's images that further images are expected to correct
+
+
+@dataclass(frozen=True)
+class ConfusedPair:
+    """Two classes whose images are answered as the other class."""
+
+    classes: tuple[str, str]
+    images: int  # answered as the other class
+    share: float  # of the class's images, the mean of both classes
+
+
+@dataclass(frozen=True)
+class WrongLabel:
+    """An image whose label looks wrong."""
+
+    image: str  # key in the image store
+    label: str
+    looks_like: str
+    share: float  # of `looks_like`
+
+
+@dataclass(frozen=True)
+class WeakClass:
+    """A class that needs more images."""
+
+    name: str
+    images: int  # learned so far
+    error: float  # estimated error rate
+    more: int  # images to add
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What would help; each list starts with the most important entry."""
+
+    confused: tuple[ConfusedPair, ...] = ()
+    wrong_labels: tuple[WrongLabel, ...] = ()
+    weak: tuple[WeakClass, ...] = ()
+
+
+@dataclass(frozen=True)
+class Shares:
+    """The shares of L labels for n left-out images."""
+
+    labels: tuple[str, ...]
+    keys: tuple[str, ...]
+    own: NDArray[np.int64]  # (n,), the label of each image, as a column of the values
+    values: Floats  # (n, L)
+
+    @property
+    def answers(self) -> NDArray[np.int64]:
+        out: NDArray[np.int64] = self.values.argmax(axis=1)
+        return out
+
+
+def advise(
+    left_out: FrozenScores,
+    rule: Rule,
+    keys: Sequence[str],
+    columns: NDArray[np.int64],
+    labels: Sequence[str | None],
+    counts: NDArray[np.int64],
+) -> Advice:
+    """The advice from left-out scores of n images for C classes; a row of NaN is an image that was not left out.
+
+    `columns` are the classes of the images. `labels` are the labels that the classes are answered as, `counts` the
+    images that were learned of them, kept or not.
+    """
+    shares = label_shares(left_out, rule, keys, columns, labels)
+    images = dict.fromkeys(shares.labels, 0)
+    for name, count in zip(labels, counts.tolist(), strict=True):
+        if name is not None:
+            images[name] += count
+    suspicious = suspicious_rows(shares)
+    return Advice(confused_pairs(shares), wrong_labels(shares, suspicious), weak_classes(shares, suspicious, images))
+
+
+def label_shares(
+    left_out: FrozenScores,
+    rule: Rule,
+    keys: Sequence[str],
+    columns: NDArray[np.int64],
+    labels: Sequence[str | None],
+) -> Shares:
+    """The shares of all images that were left out: merged classes are one label, retired classes do not count."""
+    terms = {"frozen_distance": -left_out.distances, "frozen_cosine": left_out.cosines, "ridge": left_out.ridge}
+    scores = np.zeros_like(left_out.ridge)
+    for name, value in terms.items():
+        scores += rule.weights.get(name, 0.0) * value
+    names = tuple(dict.fromkeys(name for name in labels if name is not None))
+    active = np.flatnonzero([name is not None for name in labels])
+    of_class = np.array([-1 if name is None else names.index(name) for name in labels], np.int64)
+    rows = np.flatnonzero(np.isin(columns, active) & ~np.isnan(scores).any(axis=1))
+    values = np.zeros((len(rows), len(names)))
+    if len(rows):
+        shares = np.exp(log_softmax(scores[np.ix_(rows, active)]))
+        np.add.at(values.T, of_class[active], shares.T)
+    return Shares(names, tuple(keys[row] for row in rows.tolist()), of_class[columns[rows]], values)
+
+
+def confused_pairs(shares: Shares) -> tuple[ConfusedPair, ...]:
+    """The pairs of labels with the largest share of images that are answered as the other label."""
+    size = len(shares.labels)
+    answered = np.zeros((size, size))
+    np.add.at(answered, (shares.own, shares.answers), 1)
+    rates = answered / np.maximum(answered.sum(axis=1, keepdims=True), 1)
+    pairs = []
+    for a, b in combinations(range(size), 2):
+        images, share = int(answered[a, b] + answered[b, a]), float(rates[a, b] + rates[b, a]) / 2
+        if images >= CONFUSED_IMAGES and share >= CONFUSED_SHARE:
+            pairs.append(ConfusedPair((shares.labels[a], shares.labels[b]), images, share))
+    return tuple(sorted(pairs, key=lambda pair: -pair.share)[:MOST_PAIRS])
+
+
+def suspicious_rows(shares: Shares) -> NDArray[np.bool_]:
+    """Whether each image's label looks wrong: (n,)."""
+    own = shares.values[np.arange(len(shares.own)), shares.own]
+    out: NDArray[np.bool_] = (own < OWN_SHARE) & (shares.values.max(axis=1, initial=0.0) > OTHER_SHARE)
+    return out
+
+
+def wrong_labels(shares: Shares, suspicious: NDArray[np.bool_]) -> tuple[WrongLabel, ...]:
+    """The suspicious images, the smallest share of the own label first."""
+    own = shares.values[np.arange(len(shares.own)), shares.own]
+    answers = shares.answers
+    rows = sorted(np.flatnonzero(suspicious).tolist(), key=lambda row: float(own[row]))[:MOST_LABELS]
+    return tuple(
+        WrongLabel(
+            image=shares.keys[row],
+            label=shares.labels[shares.own[row]],
+            looks_like=shares.labels[answers[row]],
+            share=float(shares.values[row, answers[row]]),
+        )
+        for row in rows
+    )
+
+
+def weak_classes(shares: Shares, suspicious: NDArray[np.bool_], images: Mapping[str, int]) -> tuple[WeakClass, ...]:
+    """The classes whose error further images would reduce most.
+
+    The error rate e of a class with m images is its share of wrong answers, drawn toward that of all classes and then,
+    because m may be small, toward 1/2: (m e + 1) / (m + 2). Suspicious images do not count: more images do not correct
+    a label. The class is asked to double its images, within bounds. The error is assumed to fall as 1 / m, so that k
+    more images correct a share of e k / (m + k). A class is weak if this share is large, or if it has one image.
+    """
+    wrong = (shares.answers != shares.own) & ~suspicious
+    overall = float(wrong.sum()) / max(int((~suspicious).sum()), 1)
+    ranked = []
+    for c, (name, count) in enumerate(images.items()):
+        own = (shares.own == c) & ~suspicious
+        rate = (float(wrong[own].sum()) + PRIOR_IMAGES * overall) / (int(own.sum()) + PRIOR_IMAGES)
+        error = (count * rate + 1) / (count + 2)
+        more = min(max(count, LEAST_MORE), MOST_MORE)
+        gain = error * more / (count + more)
+        if count == 1 or gain >= LEAST_GAIN:
+            ranked.append((count > 1, -gain, WeakClass(name, count, error, more)))
+    return tuple(weak for _, _, weak in sorted(ranked, key=lambda entry: entry[:2])[:MOST_CLASSES])
