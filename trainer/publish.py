@@ -41,7 +41,7 @@ NEW_FOLDER_SPACE = 256 * 2**20  # bytes for the backbone and its graphs, if the 
 
 MACHINE_SETTINGS = {"backbone_weights", "device"}  # not recorded: they hold for one machine only
 # Applied after training: a rejected task resumes from its checkpoint and is only evaluated again.
-EVALUATION_SETTINGS = {"accept", "rule", "gate_accuracy", "gate_auc"}
+EVALUATION_SETTINGS = {"accept", "flag", "rule", "gate_accuracy", "gate_auc"}
 
 
 @dataclass(frozen=True)
@@ -223,6 +223,7 @@ class _Training:
             graphs=graphs,
             rule=model.rule.to_dict(),
             threshold=threshold if np.isfinite(threshold) else None,
+            novel_above=model.novelty.novel_above,
             metrics={
                 **learned.verdict.to_dict(),
                 "capacity": model.shared.capacity,

@@ -33,21 +33,15 @@ def lineage(store: VersionStore, current: int | None) -> Iterator[dict[str, Any]
 
 
 def summary(manifest: Manifest) -> dict[str, Any]:
-    """The metrics of a version, averaged over its tasks by their held-out images."""
+    """What a version learned, and its two estimates for fresh images, measured on images left out of training."""
     metrics = manifest.metrics
-    reports = metrics.get("tasks", [])
     return {
         "task_id": manifest.task_id,
         "created": manifest.created.isoformat(timespec="seconds"),
         "learned": metrics.get("images_per_class", {}),
-        "accuracy": _mean(reports, "accuracy_after"),
-        "auc": _mean(reports, "auc_after"),
+        "accuracy": metrics.get("accuracy"),
+        "novelty_auc": metrics.get("novelty_auc"),
         "threshold": manifest.threshold,
+        "novel_above": manifest.novel_above,
         "capacity": metrics.get("capacity", {}).get("used_max"),
     }
-
-
-def _mean(reports: list[dict[str, Any]], name: str) -> float | None:
-    rows = [(r[name], r["images"]) for r in reports if r[name] is not None]
-    total = sum(n for _, n in rows)
-    return sum(value * n for value, n in rows) / total if total else None

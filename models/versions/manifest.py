@@ -53,7 +53,8 @@ class Manifest(BaseModel):
     preprocessing_sha256: str
     graphs: dict[str, Sha256]
     rule: dict[str, Any]
-    threshold: float | None
+    threshold: float | None  # a lower novelty score is novel; None: every image is
+    novel_above: float = Field(ge=0, le=1)  # the same threshold as a probability: a larger p_novel is novel
     metrics: dict[str, Any]
     settings: dict[str, Any]
     data_sha256: str

@@ -28,8 +28,11 @@ examples:
 The source is the service that --url or OPENWORLD_URL names; else the data folder that --data or OPENWORLD_DATA names;
 else a service on this machine, when one is running; else the folder ./data. Rejected versions are listed from a data
 folder only; a service lists them as tasks: GET /tasks?state=rejected.
+
+Accuracy (over all classes) and novelty AUC are estimates for fresh images: they are measured on images left out of the
+training, and on simulated novelty.
 """
-COLUMNS = ["", "version ", "parent ", "created", "learned", "classes ", "accuracy ", "AUC ", "capacity "]
+COLUMNS = ["", "version ", "parent ", "created", "learned", "classes ", "accuracy ", "novelty AUC ", "capacity "]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -139,6 +142,6 @@ def _row(version: dict[str, Any], active: int | None) -> list[str]:
         learned,
         str(version["classes"]),
         tables.percent(version["accuracy"]),
-        tables.ratio(version["auc"]),
+        tables.ratio(version["novelty_auc"]),
         tables.percent(version["capacity"]),
     ]

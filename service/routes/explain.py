@@ -71,12 +71,14 @@ async def explain_in_turn(container: Container, model: ServableModel, image: byt
 def explain(predictor: ServableModel, pixels: Array) -> Explanation:
     """The answer to one decoded image, with all evidence."""
     answered, tasks = NOTHING_KNOWN, list[TaskEvidence]()
-    fitted: dict[str, Any] = {"rule": None, "constants": {}, "threshold": None, "calibrated_threshold": None}
+    fitted: dict[str, Any] = {"rule": None, "weights": {}, "threshold": None, "calibrated_threshold": None}
+    fitted["novel_above"] = None
     if isinstance(predictor, Predictor) and predictor.model.tasks:
         model = predictor.model
         evidence = model.evidence(predictor.runtime.features(model, pixels[None]))
         answered, tasks = answer(model, evidence)[0], _tasks(model, evidence)
-        fitted |= {"rule": model.rule.name, "constants": dict(model.rule.weights)}
+        fitted |= {"rule": model.rule.name, "weights": dict(model.rule.weights)}
+        fitted["novel_above"] = model.novelty.novel_above
         threshold = model.novelty.threshold
         if np.isfinite(threshold[0]):
             calibrated = model.novelty.calibrated(threshold)
@@ -86,10 +88,11 @@ def explain(predictor: ServableModel, pixels: Array) -> Explanation:
 
 def _tasks(model: Model, evidence: Evidence) -> list[TaskEvidence]:
     scores, frozen = model.rule.log_scores(evidence)[0], evidence.frozen
-    labels, first, out = model.labels, 0, []
+    labels, scales = model.labels, model.rule.scales or (1.0,) * len(model.tasks)
+    first, out = 0, []
     for k, task in enumerate(model.tasks):
         logits, distances = evidence.logits[k], evidence.distances[k]
-        probabilities = np.exp(log_probabilities(logits))[0]
+        probabilities = np.exp(log_probabilities(logits, scales[k]))[0]
         classes = [
             ClassEvidence(
                 name=name,

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Path, Query
 from safetensors import SafetensorError, safe_open
 
 from models.errors import CorruptVersion
+from models.inference.novelty import SUMMARIES
 from models.versions.lineage import lineage
 from models.versions.store import TENSORS, VersionStore
 from service.container import ContainerDep
@@ -77,7 +78,7 @@ def version_detail(store: VersionStore, number: int) -> VersionDetail:
     if number not in store.versions():
         raise NotFound(f"there is no version {number}: see GET /versions")
     manifest = store.manifest(number)
-    metrics = manifest.metrics
+    metrics, novelty = manifest.metrics, _novelty(store, number)
     return VersionDetail(
         version=number,
         parent=manifest.parent,
@@ -85,11 +86,17 @@ def version_detail(store: VersionStore, number: int) -> VersionDetail:
         created=manifest.created,
         tasks=manifest.tasks,
         aliases=manifest.aliases,
+        accuracy=metrics.get("accuracy"),
+        novelty_auc=metrics.get("novelty_auc"),
         rule=manifest.rule["name"],
-        constants=manifest.rule.get("weights", {}),
+        weights=manifest.rule["weights"],
+        novelty_weights=dict(zip(SUMMARIES, novelty["weights"], strict=True)),
         threshold=manifest.threshold,
+        novel_above=manifest.novel_above,
         accept=manifest.settings.get("accept"),
-        reference=_reference_scores(store, number),
+        flag=manifest.settings.get("flag"),
+        reference=novelty["known"],
+        simulated=novelty["simulated"],
         reports=[TaskReport(**row) for row in metrics.get("tasks", [])],
         edit=metrics.get("edit"),
         learned=metrics.get("images_per_class", {}),
@@ -99,12 +106,12 @@ def version_detail(store: VersionStore, number: int) -> VersionDetail:
     )
 
 
-def _reference_scores(store: VersionStore, number: int) -> list[float]:
-    """Read one small tensor of a large file. The file's hash is not checked: these scores are only displayed."""
+def _novelty(store: VersionStore, number: int) -> dict[str, list[float]]:
+    """Read small tensors of a large file. The file's hash is not checked: these numbers are only displayed."""
     path = store.folder(number) / TENSORS
     try:
         with safe_open(path, framework="numpy") as tensors:
-            scores = np.asarray(tensors.get_tensor("novelty.known"), np.float64)
+            found = {name: tensors.get_tensor(f"novelty.{name}") for name in ("weights", "known", "simulated")}
     except (OSError, SafetensorError) as error:
         raise CorruptVersion(f"version {number}: {TENSORS} cannot be read: {error}", "missing") from error
-    return [float(score) for score in scores[np.isfinite(scores)]]
+    return {name: array[np.isfinite(array)].tolist() for name, array in found.items()}

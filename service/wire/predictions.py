@@ -83,7 +83,8 @@ class Prediction(BaseModel):
     score: float | None = Field(description="the novelty score, higher for known images; null while nothing is learned")
     calibrated_score: float = Field(description="its quantile among known images, 0 to 1; comparable across versions")
     p_novel: float = Field(
-        description="probability of no learned class where half of the images are novel; falls in `score`"
+        description="probability of no learned class where half of the images are novel; falls in `score`. The image "
+        "is novel if this is above the version's `novel_above`, or if its best class is retired"
     )
     task: int | None = Field(description="the task that the best class was learned in, from 0")
     nearest: list[Nearest] = Field(description="the most similar classes, best first, also when novel")
@@ -128,7 +129,7 @@ class ClassEvidence(BaseModel):
 
     name: str
     label: str | None = Field(description="the label it is answered as: another class after a merge, null if retired")
-    probability: float = Field(description="p(class | image, task), with `ood` in the denominator")
+    probability: float = Field(description="p(class | image, task), calibrated, with `ood` in the denominator")
     distance: float = Field(description="Mahalanobis distance in the task's own features")
     frozen_distance: float = Field(description="Mahalanobis distance in the frozen backbone's features")
     frozen_cosine: float = Field(description="cosine to the class mean in the whitened frozen features, -1 to 1")
@@ -152,11 +153,12 @@ class Explanation(BaseModel):
     label: str | None
     novel: bool
     certainty: Certainty
-    score: float | None
-    threshold: float | None = Field(description="a score below it is novel; null while nothing is learned")
+    score: float | None = Field(description="the novelty score, higher for known images; null while nothing is learned")
+    threshold: float | None = Field(description="a novelty score below it is novel; null while nothing is learned")
     calibrated_score: float
     calibrated_threshold: float | None = Field(description="the threshold as a quantile of known images")
     p_novel: float
+    novel_above: float | None = Field(description="the threshold as a probability: a larger p_novel is novel")
     rule: str | None
-    constants: dict[str, float] = Field(description="the fitted constants of the rule")
+    weights: dict[str, float] = Field(description="the weights of the rule, by the name of the evidence")
     tasks: list[TaskEvidence]

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Annotated
 
 from pydantic import BaseModel, Field
 
+Accuracy = Annotated[
+    float | None, Field(description="estimate for fresh images, over all classes; measured on left-out images")
+]
+NoveltyAuc = Annotated[
+    float | None,
+    Field(description="estimate for fresh images: AUC of known against novel ones; measured on simulated novelty"),
+]
+
 
 class VersionSummary(BaseModel):
-    """One version in the list: what it learned, and its accuracy on held-out images."""
+    """One version in the list: what it learned, and how well it should answer fresh images."""
 
     version: int
     parent: int | None = None
@@ -19,9 +28,10 @@ class VersionSummary(BaseModel):
     learned: dict[str, int] = Field(default_factory=dict, description="images per class in its task's batch")
     added: list[str] = Field(default_factory=list, description="classes that its parent does not have")
     tasks: list[list[str]] = Field(default_factory=list, description="all classes, by task")
-    accuracy: float | None = None
-    auc: float | None = None
+    accuracy: Accuracy = None
+    novelty_auc: NoveltyAuc = None
     threshold: float | None = None
+    novel_above: float | None = Field(None, description="the threshold as a probability: a larger p_novel is novel")
     capacity: float | None = Field(None, description="used share of the fullest adapter")
 
 
@@ -78,11 +88,21 @@ class VersionDetail(BaseModel):
     created: datetime
     tasks: list[list[str]] = Field(description="all classes, by task")
     aliases: dict[str, str | None] = Field(description="merged classes, and retired ones (null)")
+    accuracy: Accuracy = None
+    novelty_auc: NoveltyAuc = None
     rule: str
-    constants: dict[str, float] = Field(description="the fitted constants of the rule")
-    threshold: float | None = Field(description="a score below it is novel")
-    accept: float | None = Field(None, description="the share of known images that the threshold was set to accept")
-    reference: list[float] = Field(description="sorted scores of held-out known images, at most 256")
+    weights: dict[str, float] = Field(description="the weights of the rule, by the name of the evidence")
+    novelty_weights: dict[str, float] = Field(
+        description="the weights of the novelty score, by the name of the summary"
+    )
+    threshold: float | None = Field(description="a novelty score below it is novel; null: every image is novel")
+    novel_above: float = Field(description="the threshold as a probability: a larger p_novel is novel")
+    accept: float | None = Field(None, description="the share of known images that the trainer was set to accept")
+    flag: float | None = Field(
+        None, description="the share of simulated novel images that the trainer was set to flag; it precedes `accept`"
+    )
+    reference: list[float] = Field(description="sorted novelty scores of left-out known images, at most 256")
+    simulated: list[float] = Field(description="sorted novelty scores of simulated novel images, at most 256")
     reports: list[TaskReport] = Field(description="the gate's result per task; empty when there was no gate")
     edit: str | None = Field(None, description="the change of classes, for a version made without training")
     learned: dict[str, int] = Field(default_factory=dict, description="images per class in its task's batch")

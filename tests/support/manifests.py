@@ -17,8 +17,9 @@ def make_manifest(task_id: str = "task-1", parent: int | None = None, **changes:
         "backbone_sha256": "b" * 64,
         "preprocessing_sha256": "c" * 64,
         "graphs": {},
-        "rule": {"name": "paper"},
+        "rule": {"name": "paper", "weights": {}, "scales": [], "shifts": []},
         "threshold": 0.25,
+        "novel_above": 0.5,
         "metrics": {"accuracy": 0.9},
         "settings": {"epochs": 3},
         "data_sha256": "d" * 64,
@@ -36,5 +37,6 @@ def manifest_of(model: Model, spec: BackboneSpec, **changes: Any) -> Manifest:
         "preprocessing_sha256": spec.preprocessing.sha256,
         "rule": model.rule.to_dict(),
         "threshold": float(model.novelty.threshold[0]),
+        "novel_above": model.novelty.novel_above,
     }
     return make_manifest(**(own | changes))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from models.inference.calibration import Calibration
+from models.inference.novelty import Novelty
 from service.inference.drift import BINS, WINDOW_SECONDS, ScoreDrift, stability_index
 from service.inference.metrics import Metrics
 from tests.support.paths import ROOT
@@ -101,7 +102,7 @@ def test_the_alert_bound_covers_chance(held_out: int) -> None:
     rng = np.random.default_rng(1)
     false = without_bound = 0
     for _ in range(400):
-        reference = Calibration(np.sort(rng.normal(size=held_out)), np.zeros(1), np.zeros((0, 2)))
+        reference = replace(Novelty.empty(), known=np.sort(rng.normal(size=held_out)))
         index = stability_index(bins(reference.calibrated(rng.normal(size=1000))))
         without_bound += index > LARGE
         false += index > max(LARGE, 22 * (1 / held_out + 1 / 1000))

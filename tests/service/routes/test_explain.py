@@ -17,7 +17,7 @@ from starlette.types import Message
 from models.images import ImageLimits
 from models.inference.answer import answer
 from models.inference.predictor import Predictor
-from models.inference.rules import log_class_probabilities, log_coefficient
+from models.inference.rules import log_coefficient, term
 from models.versions.edits import Edit, publish_edit
 from models.versions.store import VersionStore
 from service.errors import DeadlinePassed
@@ -61,22 +61,24 @@ def test_the_numbers_are_those_of_the_models_functions(predictor: Predictor, ima
     classes = [one for task in explained.tasks for one in task.classes]
     assert [one.name for one in classes] == list(model.classes)
     assert [one.score for one in classes] == scores.tolist()
-    assert [one.frozen_distance for one in classes] == evidence.frozen[0].tolist()
-    known_by = model.calibration.p_known(evidence)[0]
+    assert [one.frozen_distance for one in classes] == evidence.frozen.distances[0].tolist()
+    assert [one.frozen_cosine for one in classes] == evidence.frozen.cosines[0].tolist()
+    assert [one.ridge for one in classes] == evidence.frozen.ridge[0].tolist()
+    # The probabilities are those that the rule weighs, with its output calibration.
+    probabilities = np.exp(term(evidence, "probability", model.rule.scales))[0]
+    assert [one.probability for one in classes] == pytest.approx(probabilities.tolist())
     for k, task in enumerate(explained.tasks):
-        probabilities = np.exp(log_class_probabilities(evidence.logits[k], model.rule.constants))[0]
-        assert [one.probability for one in task.classes] == probabilities.tolist()
         assert [one.distance for one in task.classes] == evidence.distances[k][0].tolist()
         assert task.coefficient == float(np.exp(log_coefficient(evidence.distances[k]))[0, 0])
         assert task.coefficient == pytest.approx(1 / min(one.distance for one in task.classes))
         assert task.p_ood + sum(one.probability for one in task.classes) == pytest.approx(1)
-        assert task.p_known == known_by[k]
     answered = answer(model, evidence)[0]
-    assert (explained.label, explained.novel, explained.score) == (answered.label, answered.novel, max(scores))
+    assert (explained.label, explained.novel, explained.score) == (answered.label, answered.novel, answered.score)
     assert (explained.calibrated_score, explained.p_novel) == (answered.calibrated_score, answered.p_novel)
-    assert explained.threshold == float(model.calibration.threshold[0])
-    assert explained.novel == (explained.score < explained.threshold)
-    assert (explained.rule, explained.constants) == (model.rule.name, model.rule.constants)
+    assert explained.threshold == float(model.novelty.threshold[0])
+    assert explained.novel_above == model.novelty.novel_above
+    assert explained.novel == (explained.score < explained.threshold) == (explained.p_novel > explained.novel_above)
+    assert (explained.rule, explained.weights) == (model.rule.name, model.rule.weights)
 
 
 @pytest.mark.parametrize("image", IMAGES, ids=["task 1", "task 3", "novel"])
@@ -87,7 +89,7 @@ def test_the_explanation_agrees_with_the_prediction(server: RunningServer, predi
     assert {name: explained[name] for name in shared} == {name: prediction[name] for name in shared}
     own = explain(predictor, predictor.decode(image))
     here = Explanation.model_validate(explained)
-    assert (here.rule, here.constants, here.threshold) == (own.rule, own.constants, own.threshold)
+    assert (here.rule, here.weights, here.threshold) == (own.rule, own.weights, own.threshold)
     for task, other in zip(here.tasks, own.tasks, strict=True):
         assert [one.score for one in task.classes] == pytest.approx([one.score for one in other.classes])
 

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from models.inference.model import read_model
+from models.inference.novelty import SUMMARIES
 from models.versions.edits import Edit, publish_edit
 from models.versions.store import TENSORS, VersionStore
 from service.routes.versions import version_detail
 from tests.support.manifests import make_manifest
-from tests.support.servers import RunningServer, learned_folder, running_server
+from tests.support.servers import RunningServer, known_image, learned_folder, novel_image, running_server
 
 REPORT = {
     "task": 0,
@@ -28,6 +29,8 @@ METRICS = {
     "accepted": True,
     "tasks": [REPORT],
     "reasons": [],
+    "accuracy": 0.88,
+    "novelty_auc": 0.79,
     "capacity": {"bottleneck": 64, "used_mean": 0.2, "used_max": 0.3},
     "seconds": 12.5,
     "images": 24,
@@ -48,12 +51,26 @@ def test_reference_scores_and_threshold_are_those_of_the_version(server: Running
     store = VersionStore(Path(server.log.parent / "robot"))
     loaded = store.load(number)
     model, _ = read_model(loaded)
-    assert detail["reference"] == model.calibration.reference.tolist()
-    assert detail["threshold"] == pytest.approx(float(model.calibration.threshold[0]))
-    assert detail["reference"] == sorted(detail["reference"])
+    assert detail["reference"] == sorted(model.novelty.known.tolist())
+    assert detail["simulated"] == sorted(model.novelty.simulated.tolist())
+    assert detail["threshold"] == float(model.novelty.threshold[0])
+    assert detail["novel_above"] == model.novelty.novel_above
     assert detail["tasks"] == loaded.manifest.tasks
     assert (detail["version"], detail["parent"]) == (number, number - 1 or None)
-    assert (detail["rule"], detail["constants"]) == (model.rule.name, model.rule.constants)
+    assert (detail["rule"], detail["weights"]) == (model.rule.name, model.rule.weights)
+    assert list(detail["novelty_weights"]) == list(SUMMARIES)
+    assert list(detail["novelty_weights"].values()) == model.novelty.weights.tolist()
+
+
+def test_an_image_is_novel_if_p_novel_is_above_the_published_bound(server: RunningServer) -> None:
+    (listed,) = (one for one in server.get("/versions").json()["versions"] if one["state"] == "serving")
+    novel_above = server.get("/versions/3").json()["novel_above"]
+    assert listed["novel_above"] == novel_above
+    images = [known_image(f"class {c}", n) for c in range(5) for n in range(100, 106)]
+    images += [novel_image(n) for n in range(10)]
+    answers = [server.post("/predict", content=image).json()["predictions"][0] for image in images]
+    assert [one["novel"] for one in answers] == [one["p_novel"] > novel_above for one in answers]
+    assert {one["novel"] for one in answers} == {True, False}
 
 
 def test_an_unknown_version_is_not_found(server: RunningServer) -> None:
@@ -64,14 +81,21 @@ def test_an_unknown_version_is_not_found(server: RunningServer) -> None:
 
 def test_the_reports_of_the_gate_are_those_of_the_manifest(tmp_path: Path) -> None:
     store = VersionStore(tmp_path)
-    tensors = {"calibration.reference": np.array([-3.0, -2.0, -1.0, np.inf])}
-    manifest = make_manifest(metrics=METRICS, settings={"accept": 0.95}, threshold=-2.5)
+    tensors = {
+        "novelty.known": np.array([-3.0, -2.0, -1.0, np.inf]),
+        "novelty.simulated": np.array([-np.inf, -5.0, -4.0]),
+        "novelty.weights": np.arange(len(SUMMARIES), dtype=np.float64),
+    }
+    manifest = make_manifest(metrics=METRICS, settings={"accept": 0.95, "flag": 0.8}, threshold=-2.5, novel_above=0.3)
     number = store.publish(manifest, tensors, {}).version
     detail = version_detail(store, number)
     assert [report.model_dump() for report in detail.reports] == [REPORT]
     assert detail.capacity == METRICS["capacity"]
     assert (detail.seconds, detail.accept, detail.learned) == (12.5, 0.95, {"cat": 12, "dog": 12})
-    assert detail.reference == [-3.0, -2.0, -1.0]  # JSON has no infinity
+    assert (detail.reference, detail.simulated) == ([-3.0, -2.0, -1.0], [-5.0, -4.0])  # JSON has no infinity
+    assert (detail.threshold, detail.novel_above, detail.flag) == (-2.5, 0.3, 0.8)
+    assert (detail.accuracy, detail.novelty_auc) == (0.88, 0.79)  # of all classes, not of the tasks
+    assert detail.novelty_weights == {name: float(n) for n, name in enumerate(SUMMARIES)}
     assert detail.edit is None
 
 
