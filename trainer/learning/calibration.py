@@ -17,6 +17,8 @@ from models.inference.rules import TERMS, Rule, term
 from trainer.learning.prior import Prior
 from trainer.learning.simulation import standard
 
+LEAST_SLOPE = 0.05  # of p_novel over the score, relative to the prior's
+
 
 def fit_rule(evidence: Evidence, columns: NDArray[np.int64], prior: Prior) -> Rule:
     """The weights and the output calibration with the least cross-entropy on n left-out images.
@@ -95,9 +97,7 @@ def fit_novelty(
     else:
         weights = start[:-1]
     scores = ((known - centre) / scale) @ weights
-    logistic = np.array([1.0, start[-1]])
-    if len(rows):
-        logistic = logistic_regression((rows @ weights)[:, None], is_known, logistic, np.ones(2), float(len(known)))
+    logistic = falling_p_novel(rows @ weights, is_known, np.array([1.0, start[-1]]), np.ones(2), float(len(known)))
     simulated = (rows @ weights)[is_known == 0]
     return Novelty(
         centre=np.append(centre, 0.0),
@@ -121,8 +121,8 @@ def paper_novelty(rule: Rule, evidence: Evidence, columns: NDArray[np.int64], ta
     spread = max(float(scores.std()), 1e-6)
     logistic = np.array([1 / spread, -limit / spread])
     if len(simulated):
-        rows, known = np.concatenate([scores, simulated])[:, None], np.repeat([1.0, 0.0], [len(scores), len(simulated)])
-        logistic = logistic_regression(rows, known, logistic, np.array([1e-3, 1e-3]), float(len(scores)))
+        both, known = np.concatenate([scores, simulated]), np.repeat([1.0, 0.0], [len(scores), len(simulated)])
+        logistic = falling_p_novel(both, known, logistic, np.full(2, 1e-3), float(len(scores)))
     size = len(SUMMARIES)
     return Novelty(
         centre=np.zeros(size),
@@ -133,6 +133,18 @@ def paper_novelty(rule: Rule, evidence: Evidence, columns: NDArray[np.int64], ta
         known=quantiles(scores),
         simulated=quantiles(simulated),
     )
+
+
+def falling_p_novel(scores: Floats, known: Floats, prior: Floats, strength: Floats, images: float) -> Floats:
+    """Slope and intercept of the log-odds of being known over the score; the slope is positive.
+
+    With few classes, simulated novel images may score above known ones. They then say nothing about the probability,
+    and the prior stays: p_novel must fall in the score, because the threshold is a bound of both.
+    """
+    if len(scores) == 0:
+        return prior
+    fitted = logistic_regression(scores[:, None], known, prior, strength, images)
+    return fitted if fitted[0] >= LEAST_SLOPE * prior[0] else prior
 
 
 def threshold(known: Floats, novel: Floats, target: Target) -> float:
