@@ -63,8 +63,8 @@ def test_a_class_whose_images_are_all_deleted_is_still_recognised_after_the_next
     child = learn_on(learner, parent, samples, last)
     for task in child.model.tasks:
         assert np.isfinite(task.head.weight).all()
-    assert np.isfinite(child.model.calibration.tails).all()
-    assert np.isfinite(child.model.calibration.threshold).all()
+    assert np.isfinite(child.model.novelty.threshold).all()
+    assert np.isfinite(child.model.novelty.weights).all()
     whole = learn_on(learner, parent, parent.samples, last)
     for name in lost:
         assert accuracy(learner, child, name) >= min(before[name], accuracy(learner, whole, name)) - 0.25
@@ -100,19 +100,19 @@ def test_heads_of_tasks_without_memory_are_still_back_updated() -> None:
     assert ood[1].mean() > ood[0].mean()
 
 
-def test_a_task_whose_held_out_images_are_all_deleted_keeps_its_calibration() -> None:
+def test_a_task_whose_held_out_images_are_all_deleted_has_finite_decisions() -> None:
     learner = tiny_learner()
     first, second = class_tasks([2, 2])
     parent = learn_tasks(learner, [first])[0]
     samples = replace(parent.samples, held_out=())
     child = learn_on(learner, parent, samples, second)
-    assert np.array_equal(child.model.calibration.tails[0], parent.model.calibration.tails[0])
+    assert np.isfinite(child.model.novelty.threshold).all()
     assert child.verdict.tasks[0].images == 0
-    # A known class extended by one image has no held-out image either: then all constants are the parent's.
+    # A known class extended by one image has no held-out image either: then the weights are those of the prior.
     lone = learn_on(learner, parent, samples, {"class 0": ["class 0/900"]})
     assert lone.samples.held_out == ()
-    assert lone.model.rule == parent.model.rule
-    assert np.array_equal(lone.model.calibration.threshold, parent.model.calibration.threshold)
+    assert list(lone.model.rule.weights.values()) == list(learner.settings.recipe.prior.rule.values())
+    assert np.isfinite(lone.model.novelty.threshold).all()
 
 
 def test_nothing_changes_when_no_image_was_deleted() -> None:

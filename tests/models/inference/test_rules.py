@@ -9,10 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from models.inference.evidence import Evidence, Floats
-from models.inference.rules import RULES, Rule
+from models.inference.rules import TERMS, Rule, term
 from tests.support.evidence import class_counts, quick, random_evidence, seeds
-
-FROZEN_WEIGHT = {"frozen_weight": 0.3}
 
 
 def algorithm_2(evidence: Evidence, image: int) -> Floats:
@@ -30,92 +28,57 @@ def algorithm_2(evidence: Evidence, image: int) -> Floats:
 @given(seeds, class_counts)
 def test_the_rule_paper_is_algorithm_2(seed: int, counts: list[int]) -> None:
     evidence = random_evidence(seed, counts)
-    scores = Rule("paper").log_scores(evidence)
+    scores = Rule().log_scores(evidence)
     for i in range(len(scores)):
         expected = algorithm_2(evidence, i)
         np.testing.assert_allclose(np.exp(scores[i]), expected, rtol=1e-9)
         assert scores[i].argmax() == expected.argmax()
-        assert np.exp(scores[i].max()) == pytest.approx(expected.max(), rel=1e-9)
+
+
+def test_the_rule_paper_weighs_probability_and_coefficient_by_one_without_calibration() -> None:
+    assert Rule() == Rule("paper", {"probability": 1.0, "coefficient": 1.0}, (), ())
+
+
+@quick
+@given(seeds, class_counts, st.lists(st.floats(-3, 3), min_size=6, max_size=6))
+def test_the_score_is_the_weighted_sum_of_the_terms(seed: int, counts: list[int], weights: list[float]) -> None:
+    evidence = random_evidence(seed, counts)
+    expected = sum(weight * term(evidence, name) for weight, name in zip(weights, TERMS, strict=True))
+    scores = Rule("fitted", dict(zip(TERMS, weights, strict=True))).log_scores(evidence)
+    np.testing.assert_allclose(scores, expected, rtol=1e-9, atol=1e-9)
 
 
 @quick
 @given(seeds, class_counts)
-def test_the_rule_product_is_algorithm_2_times_the_frozen_likelihood(seed: int, counts: list[int]) -> None:
+def test_scales_multiply_logits_and_shifts_are_added_per_task(seed: int, counts: list[int]) -> None:
     evidence = random_evidence(seed, counts)
-    scores = Rule("product", FROZEN_WEIGHT).log_scores(evidence)
-    for i in range(len(scores)):
-        likelihood = np.exp(-(evidence.frozen[i] ** 2) / 2)
-        np.testing.assert_allclose(np.exp(scores[i]), algorithm_2(evidence, i) * likelihood**0.3, rtol=1e-9)
+    scales, shifts = (tuple(np.random.default_rng(seed).uniform(0.5, 2, len(counts)).tolist()) for _ in range(2))
+    scaled = replace(evidence, logits=[x * scale for x, scale in zip(evidence.logits, scales, strict=True)])
+    expected = Rule().log_scores(scaled) + np.repeat(shifts, counts)
+    np.testing.assert_allclose(replace(Rule(), scales=scales, shifts=shifts).log_scores(evidence), expected)
 
 
 @quick
-@given(seeds, class_counts)
-def test_a_product_with_no_frozen_weight_is_the_paper(seed: int, counts: list[int]) -> None:
-    evidence = random_evidence(seed, counts)
-    product = Rule("product", {"frozen_weight": 0.0}).log_scores(evidence)
-    np.testing.assert_array_equal(product, Rule("paper").log_scores(evidence))
-
-
-@quick
-@given(seeds, class_counts, st.sampled_from([0.5, 1.0, 4.0]), st.sampled_from(["paper", "plain", "product"]))
-def test_a_temperature_divides_every_logit_and_one_is_the_papers(
-    seed: int, counts: list[int], temperature: float, name: str
-) -> None:
-    evidence = random_evidence(seed, counts)
-    cooled = replace(evidence, logits=[x / temperature for x in evidence.logits])
-    scores = Rule(name, {**FROZEN_WEIGHT, "temperature": temperature}).log_scores(evidence)
-    np.testing.assert_allclose(scores, Rule(name, FROZEN_WEIGHT).log_scores(cooled), rtol=1e-12)
-
-
-@quick
-@given(seeds, class_counts)
-def test_the_rule_plain_is_the_probabilities_alone(seed: int, counts: list[int]) -> None:
-    evidence = random_evidence(seed, counts)
-    alone = replace(evidence, distances=[np.ones_like(x) for x in evidence.distances])
-    scores = Rule("plain").log_scores(evidence)
-    np.testing.assert_allclose(np.exp(scores), [algorithm_2(alone, i) for i in range(len(scores))], rtol=1e-9)
-
-
-@quick
-@given(seeds, class_counts)
-def test_the_rule_frozen_prefers_the_nearest_class_mean(seed: int, counts: list[int]) -> None:
-    evidence = random_evidence(seed, counts)
-    scores = Rule("frozen").log_scores(evidence)
-    np.testing.assert_allclose(scores, -(evidence.frozen**2) / 2)
-    assert (scores.argmax(axis=1) == evidence.frozen.argmin(axis=1)).all()
-
-
-def test_the_rule_logits_concatenates_the_heads_without_ood() -> None:
-    evidence = Evidence(
-        [np.array([[1.0, 2.0, 9.0]]), np.array([[3.0, 8.0]])], [np.ones((1, 2)), np.ones((1, 1))], np.ones((1, 3))
-    )
-    assert Rule("logits").log_scores(evidence).tolist() == [[1.0, 2.0, 3.0]]
-
-
-@quick
-@given(seeds, class_counts, st.sampled_from(["paper", "product", "plain", "frozen"]), st.floats(-1e3, 1e3))
-def test_shifting_all_logits_of_a_task_changes_nothing(seed: int, counts: list[int], name: str, shift: float) -> None:
+@given(seeds, class_counts, st.floats(-1e3, 1e3))
+def test_shifting_all_logits_of_a_task_changes_nothing(seed: int, counts: list[int], shift: float) -> None:
     evidence = random_evidence(seed, counts)
     shifted = replace(evidence, logits=[evidence.logits[0] + shift, *evidence.logits[1:]])
-    rule = Rule(name, FROZEN_WEIGHT)
-    np.testing.assert_allclose(rule.log_scores(shifted), rule.log_scores(evidence), rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(Rule().log_scores(shifted), Rule().log_scores(evidence), rtol=1e-9, atol=1e-9)
 
 
 def test_extreme_evidence_stays_finite_and_ordered() -> None:
+    evidence = random_evidence(0, [2, 1], n=2)
     logits = [np.array([[1e4, -1e4, 0.0], [-1e4, -2e4, 1e4]]), np.array([[-1e4, 1e4], [0.0, 0.0]])]
-    evidence = Evidence(logits, [np.array([[0.0, 5.0], [1e9, 1e9]]), np.ones((2, 1))], np.full((2, 3), 1e3))
-    for name in RULES:
-        scores = Rule(name, FROZEN_WEIGHT).log_scores(evidence)
-        assert scores.shape == (2, 3)
-        assert np.isfinite(scores).all()
-    assert Rule("paper").log_scores(evidence).argmax(axis=1).tolist() == [0, 2]
+    evidence = replace(evidence, logits=logits, distances=[np.array([[0.0, 5.0], [1e9, 1e9]]), np.ones((2, 1))])
+    assert np.isfinite(Rule("all", dict.fromkeys(TERMS, 1.0)).log_scores(evidence)).all()
+    assert Rule().log_scores(evidence).argmax(axis=1).tolist() == [0, 2]
 
 
-def test_an_unknown_rule_is_named_with_those_that_are_known() -> None:
-    with pytest.raises(ValueError, match="unknown rule 'magic'; this release knows paper, product"):
-        Rule.from_dict({"name": "magic", "constants": {}})
+def test_unknown_evidence_is_named_with_what_is_known() -> None:
+    with pytest.raises(ValueError, match="unknown evidence magic; this release knows probability, coefficient"):
+        Rule.from_dict({"name": "x", "weights": {"magic": 1.0}, "scales": [], "shifts": []})
 
 
 def test_a_rule_survives_json() -> None:
-    rule = Rule("product", FROZEN_WEIGHT)
+    rule = Rule("fitted", {"ridge": 0.3, "probability": 1.5}, (0.9, 1.1), (0.0, -0.2))
     assert Rule.from_dict(json.loads(json.dumps(rule.to_dict()))) == rule

@@ -77,7 +77,7 @@ def test_draws_keep_own_classes_probable_when_the_memory_has_one_image_per_class
     """The only image of each class lies far from the others: without draws it moves the border too far."""
     own = np.array([[2, -2, 0], [-2, -2, 0]], np.float32)
     others = np.concatenate([around([2, 1.2, 0], 20, 5), around([-2, 1.2, 0], 20, 6)])
-    alone = Gaussians(own.astype(np.float64), np.ones(2, np.int64), np.eye(3), np.full(3, 1e-9), np.full(2, 0.5))
+    alone = Gaussians(own.astype(np.float64), np.ones(2, np.int64), np.eye(3), np.full(3, 1e-9))
     fresh, truth = draws(200, 1)
     settings, sure = tiny_settings(back_epochs=40, back_batch=16), []
     for gaussians in (GAUSSIANS, alone):

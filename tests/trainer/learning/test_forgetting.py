@@ -325,6 +325,6 @@ def count_of(model: Model, task: int) -> int:
 
 
 def test_a_first_task_with_two_images_per_class_has_a_threshold() -> None:
-    learner = tiny_learner(hold_out_from=50)
+    learner = tiny_learner()
     learned = learn_tasks(learner, class_tasks([2], images=2))[0]
-    assert learned.model.calibration.threshold[0] > -1e4
+    assert np.isfinite(learned.model.novelty.threshold).all()

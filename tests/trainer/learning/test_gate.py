@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from models.inference.evidence import Evidence
 from models.inference.rules import Rule
+from tests.support.evidence import frozen_evidence
 from tests.support.tiny_model import bare_model, tiny_settings
 from trainer.learning.gate import auc, is_correct, judge, task_auc
 
@@ -24,13 +25,14 @@ def test_auc_is_the_share_of_correctly_ordered_pairs(positive: Floats, negative:
     assert auc(positive, negative) == (None if expected is None else pytest.approx(expected))
 
 
-# Two old tasks with one class each, and a new one. The rule `frozen` answers with the nearest class.
-PARENT = bare_model([["a"], ["b"]], rule=Rule("frozen"))
-CHILD = bare_model([["a"], ["b"], ["c"]], rule=Rule("frozen"))
+# Two old tasks with one class each, and a new one. The rule answers with the nearest class.
+NEAREST = Rule("nearest", {"frozen_distance": 1.0})
+PARENT = bare_model([["a"], ["b"]], rule=NEAREST)
+CHILD = bare_model([["a"], ["b"], ["c"]], rule=NEAREST)
 
 
 def evidence(distances: Sequence[Sequence[float]]) -> Evidence:
-    return Evidence([], [], np.array(distances, float))
+    return frozen_evidence(distances)
 
 
 def test_accuracy_counts_images_whose_best_class_is_their_label() -> None:
@@ -39,7 +41,7 @@ def test_accuracy_counts_images_whose_best_class_is_their_label() -> None:
 
 
 def test_the_auc_of_a_task_compares_its_own_best_score_with_all_other_images() -> None:
-    model = bare_model([["a", "b"], ["c"]], rule=Rule("frozen"))
+    model = bare_model([["a", "b"], ["c"]], rule=NEAREST)
     seen, labels = evidence([[1, 9, 5], [9, 2, 5], [3, 9, 0], [1.5, 9, 0]]), ["a", "b", "c", "c"]
     # Smallest distances to the first task: 1 and 2 for its images, 3 and 1.5 for the others. 3 of 4 pairs are ordered.
     assert task_auc(model, seen, labels, 0) == 0.75
@@ -57,7 +59,7 @@ def gate_case(wrong: int, of: int = 20) -> tuple[Evidence, Evidence, list[str]]:
 
 def judged(wrong: int, margin: float) -> tuple[bool, tuple[str, ...]]:
     before, after, labels = gate_case(wrong)
-    verdict = judge(PARENT, CHILD, before, after, labels, tiny_settings(gate_accuracy=margin, gate_auc=1.0))
+    verdict = judge(PARENT, CHILD, before, after, labels, None, tiny_settings(gate_accuracy=margin, gate_auc=1.0))
     assert verdict.tasks[0].accuracy_before == 1
     assert verdict.tasks[0].accuracy_after == pytest.approx(1 - wrong / 20)
     assert verdict.tasks[2].accuracy_before is None
@@ -94,14 +96,14 @@ def auc_case(mixed: int) -> tuple[Evidence, Evidence, list[str]]:
 def test_the_gate_rejects_a_loss_of_auc_when_accuracy_is_unchanged() -> None:
     settings = tiny_settings(gate_accuracy=0.15, gate_auc=0.1)
     before, after, labels = auc_case(mixed=10)
-    verdict = judge(PARENT, CHILD, before, after, labels, settings)
+    verdict = judge(PARENT, CHILD, before, after, labels, None, settings)
     # The AUC of a falls to one half, that of b stays at 1.
     assert (verdict.tasks[0].auc_before, verdict.tasks[0].auc_after) == (1.0, 0.5)
     assert [r.accuracy_after for r in verdict.tasks[:2]] == [1, 1]
     (reason,) = verdict.reasons
     assert "AUC fell from 1.000 to 0.750, more than 0.1" in reason
     assert "OPENWORLD_TRAIN_GATE_AUC" in reason
-    assert judge(PARENT, CHILD, *auc_case(mixed=2), settings).accepted
+    assert judge(PARENT, CHILD, *auc_case(mixed=2), None, settings).accepted
 
 
 def test_old_tasks_are_weighted_by_their_images() -> None:
@@ -109,13 +111,13 @@ def test_old_tasks_are_weighted_by_their_images() -> None:
     labels = ["a"] * 30 + ["b"] * 2
     before = evidence([[1, 2]] * 30 + [[2, 1]] * 2)
     after = evidence([[1, 2, 3]] * 30 + [[2, 1, 0]] * 2)
-    assert judge(PARENT, CHILD, before, after, labels, tiny_settings(gate_accuracy=0.15)).accepted
-    assert not judge(PARENT, CHILD, before, after, labels, tiny_settings(gate_accuracy=0.05)).accepted
+    assert judge(PARENT, CHILD, before, after, labels, None, tiny_settings(gate_accuracy=0.15)).accepted
+    assert not judge(PARENT, CHILD, before, after, labels, None, tiny_settings(gate_accuracy=0.05)).accepted
 
 
 def test_a_first_version_is_accepted() -> None:
-    first = bare_model([["a", "b"]], rule=Rule("frozen"))
-    verdict = judge(None, first, None, evidence([[2, 1], [2, 1]]), ["a", "b"], tiny_settings())
+    first = bare_model([["a", "b"]], rule=NEAREST)
+    verdict = judge(None, first, None, evidence([[2, 1], [2, 1]]), ["a", "b"], None, tiny_settings())
     assert verdict.accepted
     assert verdict.tasks[0].accuracy_after == 0.5
     assert verdict.tasks[0].accuracy_before is None
@@ -124,6 +126,6 @@ def test_a_first_version_is_accepted() -> None:
 
 def test_a_verdict_is_a_dictionary_with_accepted_and_the_reports() -> None:
     before, after, labels = gate_case(wrong=20)
-    data = judge(PARENT, CHILD, before, after, labels, tiny_settings()).to_dict()
+    data = judge(PARENT, CHILD, before, after, labels, None, tiny_settings()).to_dict()
     assert data["accepted"] is False
     assert data["tasks"][0]["accuracy_after"] == 0

@@ -9,9 +9,7 @@ from tasks.batch.class_names import MAX_LISTED
 from tasks.errors import BatchError
 from tests.support.tiny_model import TinyImages, class_tasks, learn_tasks, silent_progress, tiny_learner
 from trainer.learning.checkpoint import Checkpoint
-from trainer.learning.cross_fit import assign_folds
 from trainer.learning.memory import (
-    HELD_OUT_PER_CLASS,
     HeldOut,
     Samples,
     check_size,
@@ -23,6 +21,7 @@ from trainer.learning.memory import (
 )
 from trainer.learning.progress import Progress
 
+MOST = 10
 quick = settings(max_examples=60, deadline=None)
 seeds = st.integers(0, 2**32 - 1)
 batches = st.dictionaries(st.sampled_from("abcdef"), st.integers(1, 15), max_size=6)
@@ -38,9 +37,9 @@ def test_every_class_with_enough_images_has_the_same_share_of_the_memory(
     seed: int, first: dict[str, int], second: dict[str, int], size: int
 ) -> None:
     rng = np.random.default_rng(seed)
-    old = remember({}, images(first), size, rng)
+    old = remember({}, images(first), [], 100, size, rng)
     new = images(second, start=10)  # a known class repeats some of its images
-    memory = remember(old, new, size, rng)
+    memory = remember(old, new, [], 100, size, rng)
     assert set(memory) == set(first) | set(second)
     quota = size // max(len(memory), 1)
     assert sum(map(len, memory.values())) <= size
@@ -56,62 +55,53 @@ def test_every_class_with_enough_images_has_the_same_share_of_the_memory(
 @given(seeds, batches, st.integers(12, 60))
 def test_old_classes_only_lose_images(seed: int, first: dict[str, int], size: int) -> None:
     rng = np.random.default_rng(seed)
-    old = remember({}, images(first), size, rng)
-    memory = remember(old, images(dict.fromkeys("uvwxyz", 5)), size, rng)
+    old = remember({}, images(first), [], 100, size, rng)
+    memory = remember(old, images(dict.fromkeys("uvwxyz", 5)), [], 100, size, rng)
     for name, keys in old.items():
         assert [key for key in keys if key in memory[name]] == list(memory[name])
 
 
 def test_the_memory_is_not_changed_in_place() -> None:
     memory = {"a": ("a/0", "a/1")}
-    remember(memory, {"a": ["a/2"], "b": ["b/0"]}, 2, np.random.default_rng(0))
+    remember(memory, {"a": ["a/2"], "b": ["b/0"]}, [], 100, 2, np.random.default_rng(0))
     assert memory == {"a": ("a/0", "a/1")}
 
 
 def test_the_memory_is_a_random_choice_of_images() -> None:
-    kept = {key for seed in range(20) for key in remember({}, images({"a": 10}), 3, np.random.default_rng(seed))["a"]}
+    kept = {
+        key
+        for seed in range(20)
+        for key in remember({}, images({"a": 10}), [], 100, 3, np.random.default_rng(seed))["a"]
+    }
     assert kept == set(images({"a": 10})["a"])
 
 
 def test_more_classes_than_the_memory_holds_are_refused() -> None:
     rng = np.random.default_rng(0)
-    assert set(map(len, remember({}, images(dict.fromkeys("abc", 5)), 3, rng).values())) == {1}
+    assert set(map(len, remember({}, images(dict.fromkeys("abc", 5)), [], 100, 3, rng).values())) == {1}
     with pytest.raises(BatchError, match=r"4 classes do not fit a memory of 3 images: raise .*TRAIN_REPLAY_SIZE"):
-        remember(images({"a": 1}), images(dict.fromkeys("bcd", 5)), 3, rng)
+        remember(images({"a": 1}), images(dict.fromkeys("bcd", 5)), [], 100, 3, rng)
 
 
 @quick
-@given(seeds, st.dictionaries(st.sampled_from("abc"), st.integers(2, 700), min_size=1), st.floats(0.01, 0.49))
+@given(seeds, st.dictionaries(st.sampled_from("abc"), st.integers(3, 200), min_size=1), st.floats(0.01, 0.49))
 def test_held_out_images_are_never_trained_on(seed: int, counts: dict[str, int], share: float) -> None:
     batch = images(counts)
-    train, held_out = split(batch, share, np.random.default_rng(seed))
+    alone = {key: number for number, key in enumerate(key for keys in batch.values() for key in keys)}
+    train, held_out = split(batch, alone, share, MOST, np.random.default_rng(seed))
     for name, keys in batch.items():
         out = [sample.key for sample in held_out if sample.label == name]
         assert not set(out) & set(train[name])
         assert sorted(out + train[name]) == sorted(keys)
-        assert 1 <= len(out) <= HELD_OUT_PER_CLASS
-        assert len(out) == min(max(1, round(share * len(keys))), HELD_OUT_PER_CLASS)
+        assert 1 <= len(out) <= MOST
+        assert len(out) == min(max(1, round(share * len(keys))), MOST)
         assert train[name]
-
-
-@quick
-@given(seeds, st.lists(st.integers(0, 3), max_size=40), st.integers(2, 5))
-def test_folds_spread_every_class_evenly(seed: int, labels: list[int], count: int) -> None:
-    out = assign_folds(labels, count, np.random.default_rng(seed))
-    assert len(out) == len(labels)
-    for label in set(labels):
-        sizes = np.bincount(out[np.asarray(labels) == label], minlength=count)
-        assert len(sizes) == count
-        assert sizes.max() - sizes.min() <= 1
-
-
-floats = st.lists(st.floats(allow_nan=False, allow_infinity=False), max_size=3).map(tuple)
 
 
 @quick
 @given(
     st.dictionaries(st.text(), st.lists(st.text(), max_size=3).map(tuple), max_size=3),
-    st.lists(st.builds(HeldOut, st.text(), st.text(), floats, floats), max_size=3).map(tuple),
+    st.lists(st.builds(HeldOut, st.text(), st.text()), max_size=3).map(tuple),
     st.dictionaries(st.text(), st.lists(st.text(), max_size=3).map(tuple), max_size=3),
 )
 def test_samples_are_unchanged_by_json(
@@ -135,7 +125,9 @@ def test_a_repeated_image_is_not_counted_twice_and_not_trained_on_if_it_is_held_
     memory = [key for keys in child.samples.memory.values() for key in keys]
     assert not held_out & set(memory)
     assert len(memory) == len(set(memory))
-    assert child.model.tasks[0].gaussians.counts.tolist() == [5 + 9, 5]
+    out = [sum(sample.label == name for sample in child.samples.held_out) for name in ("class 0", "class 1")]
+    assert child.model.tasks[0].gaussians.counts.tolist() == [16 - out[0], 6 - out[1]]
+    assert child.model.frozen.counts.tolist() == [16, 6]
 
 
 def test_the_limit_of_held_out_images_holds_for_a_class_that_is_extended_repeatedly() -> None:
@@ -145,7 +137,8 @@ def test_the_limit_of_held_out_images_holds_for_a_class_that_is_extended_repeate
         batch = TinyImages().batch(["a"], count=100, start=start)
         learned = learner.learn(model, samples, batch, Checkpoint(None), silent_progress())
         model, samples = learned.model, learned.samples
-    assert len(samples.held_out) <= HELD_OUT_PER_CLASS
+    assert len(samples.held_out) == 10  # half of keep_per_class
+    assert len(samples.keys) <= 20
 
 
 def test_a_batch_with_more_classes_than_the_memory_holds_is_refused_before_it_is_trained() -> None:
@@ -166,12 +159,12 @@ def test_a_new_class_with_one_image_is_learned(others: dict[str, int]) -> None:
         images |= TinyImages().batch([name], count=count, start=20)
     child = learner.learn(parent.model, parent.samples, images, Checkpoint(None), silent_progress())
     assert child.samples.memory["lone"] == ("lone/0",)
-    assert len(child.model.calibration.tails) == len(child.model.tasks) == 2
+    assert len(child.model.tasks) == 2
     keys = TinyImages().batch(["lone"], count=20, start=50)["lone"]
     evidence = child.model.evidence(learner.features(child.model, keys))
     best = child.model.rule.log_scores(evidence).argmax(axis=1)
     assert np.mean([child.model.classes[c] == "lone" for c in best]) > 0.4  # of four classes at most
-    assert np.isfinite(child.model.calibration.p_known(evidence)).all()
+    assert np.isfinite(child.model.novelty.threshold).all()
 
 
 def test_a_first_task_needs_a_class_with_two_images_to_calibrate_on() -> None:
@@ -231,19 +224,33 @@ def test_merged_adds_images_per_class() -> None:
 
 
 @quick
-@given(seeds, st.dictionaries(st.sampled_from("abc"), st.integers(1, 2 * HELD_OUT_PER_CLASS), min_size=1))
+@given(seeds, st.dictionaries(st.sampled_from("abc"), st.integers(1, 2 * MOST), min_size=1))
 def test_held_out_images_are_limited_per_class_and_keep_their_order(seed: int, counts: dict[str, int]) -> None:
     held_out = [HeldOut(key, name) for name, keys in images(counts).items() for key in keys]
     np.random.default_rng(seed).shuffle(held_out)  # type: ignore[arg-type]
-    kept = limit_held_out(held_out, np.random.default_rng(seed))
+    kept = limit_held_out(held_out, MOST, np.random.default_rng(seed))
     for name, count in counts.items():
-        assert sum(sample.label == name for sample in kept) == min(count, HELD_OUT_PER_CLASS)
+        assert sum(sample.label == name for sample in kept) == min(count, MOST)
     chosen = {sample.key for sample in kept}
     assert [sample for sample in held_out if sample.key in chosen] == list(kept)
-    assert limit_held_out(held_out, np.random.default_rng(seed)) == kept
+    assert limit_held_out(held_out, MOST, np.random.default_rng(seed)) == kept
 
 
 def test_a_known_class_in_the_batch_counts_once_for_the_memory() -> None:
     check_size({"a", "b"}, {"b", "c"}, 3)
     with pytest.raises(BatchError, match=r"3 classes do not fit a memory of 2 images: raise .*TRAIN_REPLAY_SIZE"):
         check_size({"a", "b"}, {"b", "c"}, 2)
+
+
+def test_replay_and_held_out_images_together_fill_the_quota_of_a_class() -> None:
+    held_out = [HeldOut(f"out/{i}", "a") for i in range(4)]
+    memory = remember({}, images({"a": 50, "b": 50}), held_out, 10, None, np.random.default_rng(0))
+    assert {name: len(keys) for name, keys in memory.items()} == {"a": 6, "b": 10}
+
+
+def test_without_a_total_many_classes_are_not_refused() -> None:
+    many = {f"class {c}": [f"class {c}/{i}" for i in range(3)] for c in range(600)}
+    check_size({}, many, None)
+    assert set(map(len, remember({}, many, [], 20, None, np.random.default_rng(0)).values())) == {3}
+    with pytest.raises(BatchError, match="600 classes do not fit a memory of 200 images"):
+        check_size({}, many, 200)

@@ -1,0 +1,85 @@
+"""Frozen statistics: sums that equal a fit from scratch, and scores that equal explicit inverses."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from models.inference.evidence import Floats
+from models.inference.frozen import RIDGE, FrozenStatistics
+from tests.support.evidence import quick, seeds
+
+F, M = 6, 9
+counts_of_classes = st.lists(st.integers(1, 6), min_size=1, max_size=4)
+
+
+def data(seed: int, counts: list[int]) -> tuple[Floats, Floats, NDArray[np.int64]]:
+    rng = np.random.default_rng(seed)
+    labels = np.repeat(np.arange(len(counts)), counts)
+    x = rng.normal(size=(len(labels), F)) + 2 * rng.normal(size=(len(counts), F))[labels]
+    return x, np.maximum(rng.normal(size=(len(labels), M)), 0), labels
+
+
+def assert_same(one: FrozenStatistics, other: FrozenStatistics) -> None:
+    assert one.counts.tolist() == other.counts.tolist()
+    for name in ("means", "scatter", "moments", "gram"):
+        np.testing.assert_allclose(getattr(one, name), getattr(other, name), rtol=1e-8, atol=1e-8)
+
+
+@quick
+@given(seeds, counts_of_classes, st.data())
+def test_images_added_in_any_order_equal_a_fit_from_scratch(seed: int, counts: list[int], drawn: st.DataObject) -> None:
+    x, h, labels = data(seed, counts)
+    first = np.array([np.flatnonzero(labels == c)[0] for c in range(len(counts))])
+    split = drawn.draw(st.integers(1, len(counts)))
+    steps = FrozenStatistics.fit(x[first[:split]], h[first[:split]], labels[first[:split]], split)
+    if split < len(counts):
+        later = first[split:]
+        steps = steps.with_images(x[later], h[later], labels[later], len(counts) - split)
+    rest = np.random.default_rng(seed).permutation(np.setdiff1d(np.arange(len(x)), first))
+    for chunk in np.array_split(rest, 3):
+        steps = steps.with_images(x[chunk], h[chunk], labels[chunk])
+    assert_same(steps, FrozenStatistics.fit(x, h, labels, len(counts)))
+    # Removed again.
+    assert_same(
+        steps.without_images(x[rest], h[rest], labels[rest]),
+        FrozenStatistics.fit(x[first], h[first], labels[first], len(counts)),
+    )
+
+
+@quick
+@given(seeds, st.lists(st.integers(1, 6), min_size=2, max_size=4))
+def test_removing_a_class_equals_a_fit_without_it(seed: int, counts: list[int]) -> None:
+    x, h, labels = data(seed, counts)
+    found = FrozenStatistics.fit(x, h, labels, len(counts)).without_classes(np.array([0]), x, h, labels)
+    rest = labels > 0
+    assert_same(found, FrozenStatistics.fit(x[rest], h[rest], labels[rest] - 1, len(counts) - 1))
+
+
+@pytest.mark.parametrize("counts", [[5, 9, 7], [1, 1, 1], [12], [1]])
+def test_scores_equal_those_of_explicit_inverses(counts: list[int]) -> None:
+    x, h, labels = data(0, counts)
+    statistics = FrozenStatistics.fit(x, h, labels, len(counts))
+    queries, expanded, _ = data(1, [8])
+    scores = statistics.scores(queries, expanded)
+    inverse = np.linalg.inv(statistics.covariance())
+    means = np.stack([x[labels == c].mean(axis=0) for c in range(len(counts))])
+    for i, q in enumerate(queries):
+        for c, mean in enumerate(means):
+            assert scores.distances[i, c] == pytest.approx(np.sqrt((q - mean) @ inverse @ (q - mean)), rel=1e-3)
+            a, b = q - means.mean(axis=0), mean - means.mean(axis=0)
+            lengths = np.sqrt((a @ inverse @ a) * (b @ inverse @ b))
+            assert scores.cosines[i, c] == pytest.approx(a @ inverse @ b / lengths if lengths else 0.0, abs=1e-3)
+    gram = h.T @ h
+    gram += np.eye(M) * RIDGE * np.trace(gram) / M
+    expected = expanded @ np.linalg.inv(gram) @ h.T @ np.eye(len(counts))[labels]
+    np.testing.assert_allclose(scores.ridge, expected, rtol=1e-3, atol=1e-3)  # scores are float32
+
+
+def test_a_class_without_an_image_and_the_removal_of_every_image_are_refused() -> None:
+    x, h, labels = data(0, [2, 2])
+    with pytest.raises(ValueError, match="no image of class 2"):
+        FrozenStatistics.fit(x, h, labels, 3)
+    with pytest.raises(ValueError, match="remove the class"):
+        FrozenStatistics.fit(x, h, labels, 2).without_images(x[:2], h[:2], labels[:2])

@@ -1,0 +1,41 @@
+"""Scores without some images and classes equal those of statistics that were fitted without them."""
+
+import numpy as np
+import pytest
+
+from models.inference.frozen import FrozenStatistics
+from trainer.learning.leave_out import LeaveOut
+
+F, M, COUNTS = 8, 12, [7, 9, 6, 8]
+NONE = np.zeros(0, np.int64)
+
+
+@pytest.mark.parametrize(
+    ("images", "classes"),
+    [([0, 1, 8, 20], []), ([], [1]), ([0, 2, 17], [1, 3]), ([], [])],
+    ids=["images", "classes", "both", "nothing"],
+)
+def test_scores_equal_a_refit_with_the_same_shrinkage(images: list[int], classes: list[int]) -> None:
+    rng = np.random.default_rng(0)
+    labels = np.repeat(np.arange(4), COUNTS)
+    x = (rng.normal(size=(30, F)) + 2 * rng.normal(size=(4, F))[labels]).astype(np.float32)
+    h = np.maximum(rng.normal(size=(30, M)), 0).astype(np.float32)
+    full = FrozenStatistics.fit(x, h, labels, 4)
+    scored, gone = np.arange(0, 30, 3), np.array(classes, np.int64)
+    found = LeaveOut(full, x, h, labels).scores(scored, np.array(images, np.int64), gone)
+
+    kept = np.setdiff1d(np.flatnonzero(~np.isin(labels, gone)), images)
+    names = np.setdiff1d(np.arange(4), gone)
+    rest = FrozenStatistics.fit(x[kept], h[kept], np.searchsorted(names, labels[kept]), len(names))
+    # The amount of the identity stays that of all images, scaled by the degrees of freedom.
+    amount = full.shrinkage * np.trace(full.scatter) / full.freedom / F
+    scatter = (1 - full.shrinkage) / full.freedom * rest.scatter + amount * np.eye(F)
+    inverse = np.linalg.inv(scatter) * rest.freedom / full.freedom
+    for row, i in enumerate(scored):
+        off = x[i] - rest.means
+        np.testing.assert_allclose(found.distances[row], np.sqrt(((off @ inverse) * off).sum(axis=1)), rtol=1e-3)
+        a, b = x[i] - rest.centre, rest.means - rest.centre
+        lengths = np.sqrt((a @ inverse @ a) * ((b @ inverse) * b).sum(axis=1))
+        np.testing.assert_allclose(found.cosines[row], b @ inverse @ a / lengths, atol=1e-3)
+    gram = rest.gram + full.regularised_gram - full.gram
+    np.testing.assert_allclose(found.ridge, h[scored] @ np.linalg.inv(gram) @ rest.moments.T, atol=1e-3)
