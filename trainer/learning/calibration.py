@@ -90,7 +90,6 @@ def fit_novelty(
     centre, scale = standard(known)
     start = np.array([prior.novelty[name] for name in SUMMARIES[:-1]] + [prior.novelty["known"]])
     rows, is_known = _rows(simulations)
-    weights = start
     if len(rows):
         strength = np.append(np.full(len(start) - 1, prior.novelty_strength), 1.0)
         weights = logistic_regression(rows, is_known, start, strength, float(len(known)))[:-1]

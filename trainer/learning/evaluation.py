@@ -40,7 +40,10 @@ def evaluate(
     kept = LeaveOut(model.frozen, *tokens.frozen(keys), columns)
     left_out = left_out_scores(kept, rng)
     held_out = {sample.key for sample in samples.held_out}
-    rows = np.array([key in held_out for key in keys], bool) & ~np.isnan(left_out.ridge).any(axis=1)
+    left = ~np.isnan(left_out.ridge).any(axis=1)
+    rows = left & np.array([key in held_out for key in keys], bool)
+    if not rows.any():  # no class has an image to spare: those that the networks have seen must do
+        rows = left
     held_keys = [key for key, row in zip(keys, rows, strict=True) if row]
     features = Features(
         [tokens.features(held_keys, tensors_of(task)) for task in model.tasks], kept.features[rows], kept.expanded[rows]
@@ -49,7 +52,9 @@ def evaluate(
     target = Target(settings.accept, settings.flag)
     novelty_auc: float | None
     fitted = fit_rule(after, columns[rows], settings.recipe.prior)
-    if settings.rule == "paper":
+    if not left.any():  # the kept images were deleted: the parent's decision stays
+        rule, novelty, novelty_auc = fitted if settings.rule == "fitted" else Rule(), parent.novelty, None
+    elif settings.rule == "paper":
         rule = Rule()
         novelty = paper_novelty(rule, after, columns[rows], target)
         novelty_auc = auc(novelty.known, novelty.simulated)

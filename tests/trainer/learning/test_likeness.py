@@ -1,0 +1,71 @@
+"""Near-duplicate images stay on one side of every split."""
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from trainer.learning.likeness import LEAST_GROUPS, assign_folds, likeness_groups
+from trainer.learning.memory import split
+
+CLASSES, SCENES, FRAMES = 3, 4, 5
+
+
+def frames(seed: int = 0) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]:
+    """Features of CLASSES x SCENES scenes with FRAMES nearly equal frames each, their classes and their scenes."""
+    rng = np.random.default_rng(seed)
+    scene = np.repeat(np.arange(CLASSES * SCENES), FRAMES)
+    features = rng.standard_normal((CLASSES * SCENES, 64))[scene] + 0.05 * rng.standard_normal((len(scene), 64))
+    order = rng.permutation(len(scene))
+    return features[order], (scene // SCENES)[order], scene[order]
+
+
+def test_frames_of_a_scene_are_one_group_and_scenes_are_not_mixed() -> None:
+    features, labels, scenes = frames()
+    groups = likeness_groups(features, labels)
+    for scene in np.unique(scenes):
+        assert len(np.unique(groups[scenes == scene])) == 1
+    assert len(np.unique(groups)) == CLASSES * SCENES
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_frames_of_a_scene_share_a_fold_and_a_side(seed: int) -> None:
+    features, labels, scenes = frames(seed)
+    groups = likeness_groups(features, labels)
+    folds = assign_folds(labels, groups, 3, np.random.default_rng(seed))
+    for scene in np.unique(scenes):
+        assert len(np.unique(folds[scenes == scene])) == 1
+    for label in range(CLASSES):
+        assert len(np.unique(folds[labels == label])) > 1  # no fold holds a whole class
+    keys = [str(i) for i in range(len(labels))]
+    images = {str(c): [keys[i] for i in np.flatnonzero(labels == c)] for c in range(CLASSES)}
+    group_of = dict(zip(keys, groups.tolist(), strict=True))
+    train, held_out = split(images, group_of, 0.3, 10, np.random.default_rng(seed))
+    trained_scenes = {scenes[int(key)] for own in train.values() for key in own}
+    assert not trained_scenes & {scenes[int(sample.key)] for sample in held_out}
+    assert {sample.label for sample in held_out} == set(images)
+
+
+def test_a_class_of_equal_images_can_still_be_split() -> None:
+    labels = np.zeros(10, np.int64)
+    groups = likeness_groups(np.ones((10, 8)), labels)
+    assert len(np.unique(groups)) >= LEAST_GROUPS
+    folds = assign_folds(labels, groups, 4, np.random.default_rng(0))
+    assert (folds >= 0).all()
+    assert len(np.unique(folds)) > 1
+
+
+def test_the_only_image_of_a_class_is_in_no_fold() -> None:
+    labels = np.array([0, 0, 1])
+    groups = likeness_groups(np.eye(3), labels)
+    folds = assign_folds(labels, groups, 2, np.random.default_rng(0))
+    assert folds[2] == -1
+    assert sorted(folds[:2].tolist()) == [0, 1]
+
+
+def test_the_same_images_get_the_same_groups_and_folds() -> None:
+    features, labels, _ = frames()
+    runs = []
+    for _ in range(2):
+        groups = likeness_groups(features, labels)
+        runs.append((groups.tolist(), assign_folds(labels, groups, 4, np.random.default_rng(7)).tolist()))
+    assert runs[0] == runs[1]

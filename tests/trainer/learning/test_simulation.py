@@ -1,0 +1,78 @@
+"""Simulated novelty: what is left out is scored as new, and fitting on it pays."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.inference.frozen import FrozenStatistics
+from models.inference.novelty import SUMMARIES, frozen_summaries
+from trainer.learning.calibration import Target, fit_novelty
+from trainer.learning.gate import auc
+from trainer.learning.leave_out import LeaveOut
+from trainer.learning.prior import Prior
+from trainer.learning.simulation import left_out_scores, simulated_novelty
+
+KNOWN, NEW, IMAGES, SIZE, EXPANDED = 12, 8, 12, 24, 64
+
+
+class World:
+    """Classes in a plane of the first dimensions; the length of a feature says nothing, the direction everything.
+
+    Class means lie on a sphere, so a novel image is as near to a class in distance as a known one of a noisy class.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._rng = np.random.default_rng(seed)
+        means = self._rng.standard_normal((KNOWN + NEW, SIZE))
+        self._means = 3 * means / np.linalg.norm(means, axis=1, keepdims=True)
+        self._projection = self._rng.standard_normal((SIZE, EXPANDED)) / np.sqrt(SIZE)
+
+    def draw(self, classes: NDArray[np.int64]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        length = self._rng.uniform(0.3, 3.0, (len(classes), 1))
+        x = (self._means[classes] + 0.7 * self._rng.standard_normal((len(classes), SIZE))) * length
+        return x.astype(np.float32), np.maximum(x @ self._projection, 0).astype(np.float32)
+
+
+def known_images(world: World) -> LeaveOut:
+    labels = np.repeat(np.arange(KNOWN), IMAGES)
+    features, expanded = world.draw(labels)
+    return LeaveOut(FrozenStatistics.fit(features, expanded, labels, KNOWN), features, expanded, labels)
+
+
+def test_fitting_on_simulated_novelty_raises_the_auc_on_classes_never_seen() -> None:
+    # A prior that trusts the distance alone, which is useless here.
+    prior = Prior(novelty={**dict.fromkeys(SUMMARIES[:-1], 0.0), "distance": 1.0, "known": 0.0})
+    gains = []
+    for seed in range(5):
+        world = World(seed)
+        kept = known_images(world)
+        rng = np.random.default_rng(seed)
+        left_out, simulations = left_out_scores(kept, rng), simulated_novelty(kept, rng)
+        fitted, unfitted = (fit_novelty(left_out, used, prior, Target()) for used in (simulations, []))
+        fresh = [frozen_summaries(kept.statistics.scores(*world.draw(np.arange(low, high).repeat(10))))
+                 for low, high in ((0, KNOWN), (KNOWN, KNOWN + NEW))]  # fmt: skip
+        padded = [np.column_stack([rows, np.zeros(len(rows))]) for rows in fresh]
+        before, after = (auc(*(novelty.scores(rows) for rows in padded)) for novelty in (unfitted, fitted))
+        assert before is not None
+        assert after is not None
+        gains.append(after - before)
+    assert np.mean(gains) > 0.05
+    assert min(gains) > 0
+
+
+def test_images_of_left_out_classes_look_novel_and_the_others_known() -> None:
+    kept = known_images(World(0))
+    simulations = simulated_novelty(kept, np.random.default_rng(0))
+    assert len(simulations) == 4
+    assert sum(len(novel) for _, novel in simulations) == len(kept.columns)  # every class is left out once
+    for known, novel in simulations:
+        np.testing.assert_allclose(known.mean(axis=0), 0, atol=1e-9)  # standardised by the known images
+        cosine = SUMMARIES.index("cosine")
+        assert (auc(known[:, cosine], novel[:, cosine]) or 0) > 0.8
+
+
+def test_one_class_simulates_no_novelty() -> None:
+    kept = known_images(World(0))
+    only = kept.columns == 0
+    statistics = FrozenStatistics.fit(kept.features[only], kept.expanded[only], kept.columns[only], 1)
+    single = LeaveOut(statistics, kept.features[only], kept.expanded[only], kept.columns[only])
+    assert simulated_novelty(single, np.random.default_rng(0)) == []
