@@ -50,8 +50,10 @@ RECIPE = """
     GROW_WHEN_USED MIN_STEPS MOMENTUM WEIGHT_DECAY SPARSITY REPLAY BACK_UPDATE BACK_LEARNING_RATE BACK_BATCH BACK_DRAWN
     HOLD_OUT
 """
+LEFT_OUT = "every image that OPENWORLD_TRAIN_KEEP_PER_CLASS keeps is left out in turn"
 DROPPED = {
     "PINNED_VERSIONS": "the server keeps 2 pinned versions",
+    **dict.fromkeys(("TRAIN_FOLDS", "TRAIN_HOLD_OUT_FROM", "FOLDS", "HOLD_OUT_FROM"), LEFT_OUT),
     "DRIFT_MINIMUM": "it is a tenth of OPENWORLD_SERVE_DRIFT_WINDOW",
     **dict.fromkeys(RECIPE.split(), "it is part of `trainer.learning.settings.Recipe`"),
 }

@@ -7,7 +7,6 @@ import pytest
 ENVIRONMENT = {
     "OPENWORLD_BACKBONE": "tf_efficientnet_lite0",
     "OPENWORLD_TRAIN_EPOCHS": "3",
-    "OPENWORLD_TRAIN_FOLDS": "2",
     "OPENWORLD_DEVICE": "cpu",
     "OPENWORLD_TRAIN_THREADS": "1",
 }

@@ -1,7 +1,8 @@
 """The format of a data folder: the number in `<data>/FORMAT`.
 
 A release that changes what a data folder holds raises `FORMAT` and adds a migration. A folder of a newer format is
-refused; one of an older format is migrated when it is opened for writing. A folder without the file has format 1.
+refused; one of an older format is migrated when it is opened for writing. A folder with a current
+version and without the file has format 1.
 """
 
 from __future__ import annotations
@@ -11,21 +12,51 @@ from collections.abc import Callable
 from pathlib import Path
 
 from models.errors import FormatError, StoreError
-from models.files import file_lock, make_folder, write_durable
+from models.files import file_lock, fsync_folder, make_folder, write_durable
 
 log = logging.getLogger(__name__)
 
-FORMAT = 1
+FORMAT = 2
 MARKER = "FORMAT"
+# What versions of format 1 consist of. `CURRENT` is moved last: without a marker it tells that versions remain.
+FORMAT_1_FILES = (
+    *("promotions.jsonl", "versions", "rejected", "graphs", "backbone.json", "backbone.safetensors"),
+    "CURRENT",
+)
+
+
+def _from_1_to_2(root: Path) -> None:
+    """Move the versions to `<data>/format-1/`; images, inbox and tasks stay.
+
+    Format 2 has other statistics of the frozen feature. They follow from features of all learned images, which are not
+    stored, so a version of format 1 cannot be converted.
+    """
+    archive = root / "format-1"
+    present = [name for name in FORMAT_1_FILES if (root / name).exists()]
+    if not present:
+        return
+    make_folder(archive)
+    for name in present:
+        (root / name).rename(archive / name)
+    fsync_folder(archive)
+    fsync_folder(root)
+    log.warning(
+        "the versions in %s were made by an earlier release and cannot be used by this one: they are kept in %s, "
+        "nothing is learned now, and their classes must be taught again",
+        root,
+        archive,
+    )
+
+
 # From each format n < FORMAT to the function that turns a folder of format n into one of format n + 1. A migration may
 # be killed and run again: it must accept a folder that is migrated in part.
-MIGRATIONS: dict[int, Callable[[Path], None]] = {}
+MIGRATIONS: dict[int, Callable[[Path], None]] = {1: _from_1_to_2}
 
 
 def check_format(root: Path) -> None:
     """Raise FormatError unless this release can read the data folder. Call before reading."""
-    found = _found(root) or 1
-    if found < FORMAT:
+    found = _found(root)
+    if found is not None and found < FORMAT:
         raise FormatError(
             f"the data folder {root} has format {found}, this openworld reads format {FORMAT}: "
             "start `openworld serve` or `openworld train` with write access to the folder to migrate it"
@@ -44,27 +75,26 @@ def open_data_folder(root: Path) -> None:
         make_folder(root)
         with file_lock(root / ".lock"):
             # Another process may have migrated the folder while this one waited for the lock.
-            for n in range(_found(root) or 1, FORMAT):
+            for n in range(_found(root) or FORMAT, FORMAT):
                 log.info("migrating the data folder %s from format %d to %d", root, n, n + 1)
                 MIGRATIONS[n](root)
                 _mark(root, n + 1)
-            if _found(root) is None:
-                _mark(root, FORMAT)
+            _mark(root, FORMAT)
     except OSError as error:
-        if (found or 1) < FORMAT:
+        if found is not None and found < FORMAT:
             raise StoreError(
-                f"the data folder {root} cannot be migrated from format {found or 1} to {FORMAT}: {error}"
+                f"the data folder {root} cannot be migrated from format {found} to {FORMAT}: {error}"
             ) from error
         log.info("the data folder %s is read-only: %s", root, error)
 
 
 def _found(root: Path) -> int | None:
-    """The format that the folder is marked with, if any; FormatError if it is newer or not a number."""
+    """The format of the folder, None if it is new; FormatError if it is newer than this release or not a number."""
     path = root / MARKER
     try:
         text = path.read_text("ascii", errors="replace").strip()
     except (FileNotFoundError, NotADirectoryError):
-        return None
+        return 1 if (root / "CURRENT").exists() else None
     except OSError as error:
         raise FormatError(f"{path} cannot be read: {error.strerror}") from error
     if not (text.isdecimal() and 1 <= len(text) <= 9 and int(text) >= 1):

@@ -43,7 +43,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("2\n", "error: the data folder data has format 2, newer than 1, the newest that this openworld supports"),
+        ("3\n", "error: the data folder data has format 3, newer than 2, the newest that this openworld supports"),
         ("soup", "FORMAT holds 'soup', not a format number: restore it from a backup"),
     ],
 )
@@ -59,12 +59,15 @@ def test_a_newer_or_damaged_format_is_refused(inputs: Path, command: str, conten
     assert sorted(str(path) for path in inputs.rglob("*")) == before
 
 
-def test_a_server_marks_a_folder_that_has_no_marker(tmp_path: Path) -> None:
+def test_a_server_migrates_a_folder_of_format_1_and_starts_without_versions(tmp_path: Path) -> None:
     data = learned_folder(tmp_path / "data")
     (data / "FORMAT").unlink()
     with running_server(data) as server:
-        assert (data / "FORMAT").read_text() == "1\n"
-        assert server.get("/versions").json()["serving"] == 3
+        assert (data / "FORMAT").read_text() == "2\n"
+        assert server.get("/versions").json()["serving"] == 0
+        assert server.post("/predict", content=known_image("class 0")).json()["predictions"][0]["novel"]
+        assert "must be taught again" in server.log.read_text()
+    assert (data / "format-1" / "versions" / "000003" / "manifest.json").is_file()
 
 
 def test_a_server_creates_a_missing_folder_with_its_first_write(tmp_path: Path) -> None:
@@ -74,7 +77,7 @@ def test_a_server_creates_a_missing_folder_with_its_first_write(tmp_path: Path) 
         assert not data.exists()
         assert server.post("/predict", content=novel_image(1)).status_code == 200
         wait_until((data / "inbox" / "inbox.sqlite3").exists)
-        assert (data / "FORMAT").read_text() == "1\n"
+        assert (data / "FORMAT").read_text() == "2\n"
 
 
 # Root may write to any folder unless it gives up this capability.
@@ -84,7 +87,6 @@ UNPRIVILEGED = ["setpriv", "--bounding-set=-dac_override"] if os.geteuid() == 0 
 @pytest.mark.skipif(os.geteuid() == 0 and which("setpriv") is None, reason="root without setpriv may write anywhere")
 def test_a_read_only_folder_is_served(tmp_path: Path) -> None:
     data, log = learned_folder(tmp_path / "data"), tmp_path / "log"
-    (data / "FORMAT").unlink()
     data.chmod(0o555)
     command = [*UNPRIVILEGED, sys.executable, "-m", "openworld", "serve", "--port", "0", "--data", str(data)]
     environment = clean_environment() | {"OPENWORLD_LOG_FORMAT": "json"}
@@ -98,4 +100,3 @@ def test_a_read_only_folder_is_served(tmp_path: Path) -> None:
         finally:
             process.terminate()
             data.chmod(0o755)
-    assert not (data / "FORMAT").exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 import signal
@@ -18,12 +19,14 @@ from tempfile import mkdtemp
 from typing import Any
 
 import httpx2 as httpx
+import numpy as np
+from PIL import Image
 
 from models.versions.store import VersionStore
 from tasks.images import ImageStore
 from tests.support.manifests import manifest_of
 from tests.support.settings import clean_environment, variables
-from tests.support.tiny_model import TinyImages, class_tasks, learn_tasks, tiny_backbone, tiny_settings
+from tests.support.tiny_model import SIZE, TinyImages, class_tasks, learn_tasks, tiny_backbone, tiny_settings
 from tests.support.waiting import wait_until
 from trainer.learning.learner import Learner
 from trainer.learning.tokens import TokenCache
@@ -37,8 +40,11 @@ def known_image(label: str, number: int = 100) -> bytes:
 
 
 def novel_image(number: int) -> bytes:
-    """An image of a class that no version has learned."""
-    return IMAGES.read(f"stranger {number}/{number}")
+    """An image unlike every learned class: pixels at random, where they have four coloured squares."""
+    pixels = np.random.default_rng(number).integers(0, 2, (SIZE, SIZE, 3), dtype=np.uint8) * 255
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, format="PNG")
+    return buffer.getvalue()
 
 
 @cache

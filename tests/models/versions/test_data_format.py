@@ -35,14 +35,18 @@ def test_reading_creates_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_without_marker_has_format_1_and_is_marked_by_the_next_write(tmp_path: Path) -> None:
+def test_a_folder_with_versions_and_without_marker_has_format_1(tmp_path: Path) -> None:
     publish(tmp_path)
     (tmp_path / "FORMAT").unlink()
-    store = VersionStore(tmp_path)
-    assert store.load().manifest.version == 1
-    assert not (tmp_path / "FORMAT").exists()
-    store.activate(1, "operator", "test")
-    assert (tmp_path / "FORMAT").read_text() == "1\n"
+    with pytest.raises(FormatError, match=rf"has format 1, .* reads format {FORMAT}: start `openworld serve`"):
+        VersionStore(tmp_path)
+
+
+def test_a_folder_without_versions_and_without_marker_is_marked_by_the_next_write(tmp_path: Path) -> None:
+    (tmp_path / "inbox").mkdir()
+    publish(tmp_path)
+    assert (tmp_path / "FORMAT").read_text() == f"{FORMAT}\n"
+    assert VersionStore(tmp_path).load().manifest.version == 1
 
 
 def test_a_newer_format_is_refused_for_reading_and_writing(tmp_path: Path) -> None:
@@ -74,9 +78,7 @@ def test_a_marker_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
 
 @pytest.fixture
 def read_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder with a version and without a marker, on a file system that takes no writes."""
-    publish(tmp_path)
-    (tmp_path / "FORMAT").unlink()
+    """A folder without a marker, on a file system that takes no writes."""
 
     def refuse(path: Path, data: bytes) -> None:
         raise OSError(30, "Read-only file system", str(path))
@@ -87,7 +89,7 @@ def read_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 
 def test_a_read_only_folder_without_marker_can_be_opened(read_only: Path) -> None:
     open_data_folder(read_only)
-    assert VersionStore(read_only).load().manifest.version == 1
+    assert VersionStore(read_only).versions() == []
 
 
 def test_an_older_folder_is_migrated_step_by_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,7 +118,65 @@ def test_an_older_folder_is_migrated_step_by_step(tmp_path: Path, monkeypatch: p
 def test_a_folder_that_must_be_migrated_and_cannot_be_written_is_refused(
     read_only: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(data_format, "FORMAT", 2)
-    monkeypatch.setitem(data_format.MIGRATIONS, 1, lambda root: None)
+    (read_only / "CURRENT").write_text("1\n")
     with pytest.raises(StoreError, match=r"cannot be migrated from format 1 to 2: .*Read-only file system"):
         open_data_folder(read_only)
+
+
+# From format 1 to 2
+
+
+@pytest.fixture
+def format_1(tmp_path: Path) -> Path:
+    """A data folder of the first release: versions, a backbone, and what other programs keep there."""
+    publish(tmp_path)
+    (tmp_path / "FORMAT").write_text("1\n")
+    for name in ("graphs/a.onnx", "rejected/t/manifest.json", "images/ab/abcd", "inbox/inbox.sqlite3", "backbone.json"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    return tmp_path
+
+
+MOVED = {"CURRENT", "promotions.jsonl", "versions", "rejected", "graphs", "backbone.json"}
+
+
+def test_versions_of_format_1_are_moved_away_and_learning_starts_again(
+    format_1: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    manifest = (format_1 / "versions" / "000001" / "manifest.json").read_bytes()
+    open_data_folder(format_1)
+    assert {path.name for path in (format_1 / "format-1").iterdir()} == MOVED
+    assert (format_1 / "format-1" / "versions" / "000001" / "manifest.json").read_bytes() == manifest
+    assert {path.name for path in format_1.iterdir()} - {".lock"} == {"FORMAT", "format-1", "images", "inbox"}
+    assert (format_1 / "images" / "ab" / "abcd").read_text() == "images/ab/abcd"
+    assert f"kept in {format_1 / 'format-1'}" in caplog.text
+    assert "must be taught again" in caplog.text
+    assert VersionStore(format_1).current() is None
+    publish(format_1)
+    assert VersionStore(format_1).load().manifest.version == 1
+
+
+@pytest.mark.parametrize("killed_after", range(len(MOVED) + 1))
+@pytest.mark.parametrize("marked", [True, False])
+def test_a_migration_that_was_killed_is_completed(
+    format_1: Path, monkeypatch: pytest.MonkeyPatch, killed_after: int, marked: bool
+) -> None:
+    if not marked:
+        (format_1 / "FORMAT").unlink()
+    moves, rename = 0, Path.rename
+
+    def killed(path: Path, target: Path) -> Path:
+        nonlocal moves
+        if moves == killed_after:
+            raise KeyboardInterrupt
+        moves += 1
+        return rename(path, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", killed)
+        patch.setattr(data_format, "_mark", lambda root, number: killed(root, root))
+        with pytest.raises(KeyboardInterrupt):
+            open_data_folder(format_1)
+    open_data_folder(format_1)
+    assert {path.name for path in (format_1 / "format-1").iterdir()} == MOVED
+    assert (format_1 / "FORMAT").read_text() == f"{FORMAT}\n"

@@ -137,17 +137,27 @@ def test_a_class_is_renamed_merged_retired_and_restored(browser: Any, tmp_path: 
         visiting.expect_error("/tasks")  # this server has no queue
 
 
-def test_the_threshold_slider_shows_the_share_of_flagged_images(browser: Any, service: Loop) -> None:
+def test_the_threshold_slider_shows_what_is_accepted_and_what_is_flagged(browser: Any, service: Loop) -> None:
     with visit(browser, service.url) as visiting:
         page = visiting.open("versions/3")
-        reference = httpx.get(f"{service.url}/versions/3").json()["reference"]
+        detail = httpx.get(f"{service.url}/versions/3").json()
+        reference, simulated, own = detail["reference"], detail["simulated"], detail["threshold"]
+        accepted = sum(score >= own for score in reference) / len(reference)
+        flagged = sum(score < own for score in simulated) / len(simulated)
+        words = f"accepts {100 * accepted:.0f} % of known images, flags {100 * flagged:.0f} % of simulated novel ones"
+        expect(page.locator(".threshold strong")).to_have_text(f"At this setting: {words}.")
+        expect(page.get_by_text("OPENWORLD_TRAIN_ACCEPT=")).to_be_visible()
+        expect(page.get_by_text("OPENWORLD_TRAIN_FLAG=")).to_be_visible()
+        assert page.locator(".threshold .line").count() == 2
         slider = page.get_by_label("Threshold")
         slider.press("End")
-        expect(page.locator(".threshold strong")).to_have_text("100.0 % of known images would be flagged as novel")
+        expect(page.locator(".threshold strong")).to_contain_text("accepts 0 % of known images")
         slider.press("Home")
-        expect(page.locator(".threshold strong")).to_have_text("0.0 % of known images would be flagged as novel")
-        expect(page.get_by_text(f"Measured on {len(reference)} scores")).to_be_visible()
-        log_scores = page.get_by_text("As log-scores: chosen")
+        expect(page.locator(".threshold strong")).to_contain_text("accepts 100 % of known images")
+        expect(
+            page.get_by_text(f"Measured on {len(reference)} left-out known images and {len(simulated)} simulated")
+        ).to_be_visible()
+        log_scores = page.get_by_text("As novelty scores: chosen")
         expect(log_scores).to_be_hidden()
         page.locator(".threshold summary").click()
         expect(log_scores).to_be_visible()

@@ -53,7 +53,7 @@ def test_a_problem_shows_its_detail_and_request_id(browser: Any, taught: Loop) -
 
 def test_scores_are_shown_as_details_for_experts_only(browser: Any, taught: Loop) -> None:
     explained = httpx.post(f"{taught.url}/explain", content=known_image("class 0"), timeout=30).json()
-    score = f"{explained['score']:.1f}".replace("-", "−")
+    score = f"{explained['score']:.2f}".replace("-", "−")
     with visit(browser, taught.url) as visiting:
         page = visiting.open("try")
         try_image(page, known_image("class 0"))
@@ -63,7 +63,7 @@ def test_scores_are_shown_as_details_for_experts_only(browser: Any, taught: Loop
         expect(page.locator("main")).not_to_contain_text(score, use_inner_text=True)
         evidence.locator("summary").click()
         expect(evidence.get_by_text("A log-score says how well a class fits")).to_be_visible()
-        expect(evidence.locator("dd").first).to_have_text(score)
+        expect(evidence.locator("dd").first).to_have_text(f"{score}, higher for known images")
 
 
 def test_the_console_uses_the_words_of_the_python_client(browser: Any, taught: Loop) -> None:

@@ -6,22 +6,19 @@ import { fixed, percent, short } from "../../format.mjs";
 
 const RULES = {
   paper: "probability × coefficient, as in the paper",
-  product: "probability × coefficient × likelihood under the frozen backbone",
-  plain: "probability",
-  frozen: "likelihood under the frozen backbone",
-  logits: "outputs of the heads",
+  fitted: "a weighted sum of the evidence, with weights fitted on left-out images",
 };
 
 const logScore = (value) => fixed(value, 1);
 
 /** The evidence of POST /explain, or null while nothing is learned. */
 export function evidence(explanation) {
-  const { tasks, rule, constants, threshold, score, p_novel: pNovel } = explanation;
+  const { tasks, rule, weights, threshold, score, p_novel: pNovel, novel_above: novelAbove } = explanation;
   if (!tasks.length) return null;
   const classes = tasks
     .flatMap(({ task, classes }) => classes.map((entry) => ({ task, ...entry })))
     .sort((a, b) => b.score - a.score);
-  const fitted = Object.entries(constants).map(([name, value]) => `${name.replaceAll("_", " ")} ${short(value)}`);
+  const fitted = Object.entries(weights).map(([name, value]) => `${name.replaceAll("_", " ")} ${short(value)}`);
   return h(
     "details",
     { class: "evidence card" },
@@ -29,22 +26,21 @@ export function evidence(explanation) {
     h(
       "p",
       {},
-      "A log-score says how well a class fits, on a logarithmic scale: the highest one wins, and only differences",
-      " within a version have a meaning.",
+      "A log-score says how well a class fits, on a logarithmic scale: the highest one wins. Whether the image is novel",
+      " is decided apart from it, by the novelty score. Both have a meaning within a version only.",
     ),
     factList({
-      "Best log-score": logScore(score),
-      Threshold: threshold === null ? null : `${logScore(threshold)}; an image that scores lower is novel`,
-      "Probability of novel": `${percent(pNovel, 1)}, from the heads and distances alone`,
+      "Novelty score": `${fixed(score, 2)}, higher for known images`,
+      Threshold: threshold === null ? null : `${fixed(threshold, 2)}; an image that scores lower is novel`,
+      "Probability of novel": `${percent(pNovel, 1)}, from the novelty score; novel above ${percent(novelAbove, 1)}`,
       Rule: `${RULES[rule] ?? rule}${fitted.length ? ` (${fitted.join(", ")})` : ""}`,
     }),
     table(
       "Tasks",
-      ["Task", { number: "Coefficient" }, { number: "Probability of this task" }, { number: "Probability of ood" }],
+      ["Task", { number: "Coefficient" }, { number: "Probability of ood" }],
       tasks.map((task) => [
         `${task.task + 1}: ${task.classes.map(({ name }) => name).join(", ")}`,
         { number: short(task.coefficient) },
-        { number: percent(task.p_known, 1) },
         { number: percent(task.p_ood, 1) },
       ]),
     ),
@@ -56,6 +52,8 @@ export function evidence(explanation) {
         { number: "Probability" },
         { number: "Distance" },
         { number: "Frozen distance" },
+        { number: "Frozen cosine" },
+        { number: "Ridge" },
         { number: "Log-score" },
       ],
       classes.map((entry) => [
@@ -64,13 +62,16 @@ export function evidence(explanation) {
         { number: percent(entry.probability, 1) },
         { number: short(entry.distance) },
         { number: short(entry.frozen_distance) },
+        { number: fixed(entry.frozen_cosine, 2) },
+        { number: fixed(entry.ridge, 2) },
         { number: logScore(entry.score) },
       ]),
     ),
     h(
       "p",
       { class: "muted" },
-      "Distances are Mahalanobis distances in the features of the task and of the frozen backbone. The ood output of a",
+      "Distances are Mahalanobis distances in the features of the task and of the frozen backbone; the cosine is taken",
+      " in the whitened frozen features, and ridge regression gives about 1 for the right class. The ood output of a",
       " task's head means none of its classes.",
     ),
   );

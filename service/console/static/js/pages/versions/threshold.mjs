@@ -1,87 +1,120 @@
-// A slider that shows how many held-out known images another threshold would flag as novel.
+// A slider over the threshold: which share of known images it accepts, and of simulated novel images it flags.
 
-import { barChart } from "../../components/charts.mjs";
+import { legend, lineChart } from "../../components/charts.mjs";
 import { h, render, uniqueId } from "../../dom.mjs";
 import { fixed, percent } from "../../format.mjs";
 
-const BINS = 32;
-const STEPS = 200; // of the slider
+const STEPS = 200; // of the slider and of the curves
+const OUTLIERS = 0.02; // of the simulated scores at either end are not shown: they would squeeze the rest
 
-const flaggedShare = (scores, threshold) => scores.filter((score) => score < threshold).length / scores.length;
+const below = (scores, threshold) => scores.filter((score) => score < threshold).length / scores.length;
+const quantile = (scores, share) => scores[Math.round(share * (scores.length - 1))];
 
-/** `reference` are the sorted scores of held-out known images; `accept` is the share that the version should accept. */
-export function thresholdExplorer({ reference, threshold, accept }) {
-  const margin = 0.05 * (reference.at(-1) - reference[0]) || 1;
-  const [low, high] = [reference[0] - margin, reference.at(-1) + margin];
+/**
+ * `reference` are the sorted novelty scores of left-out known images, `simulated` those of simulated novel images;
+ * `accept` and `flag` are the trainer's targets.
+ */
+export function thresholdExplorer({ reference, simulated, threshold, novel_above: novelAbove, accept, flag }) {
+  const ends = [reference[0], reference.at(-1), threshold ?? reference[0]];
+  if (simulated.length) ends.push(quantile(simulated, OUTLIERS), quantile(simulated, 1 - OUTLIERS));
+  const [lowest, highest] = [Math.min(...ends), Math.max(...ends)];
+  const margin = 0.05 * (highest - lowest) || 1;
+  const [low, high] = [lowest - margin, highest + margin];
   const own = threshold ?? low;
   const step = (high - low) / STEPS;
   const result = h("p", {});
   const plot = h("div", {});
+  const target = h("p", { class: "muted" });
   const numbers = h("p", {});
   const id = uniqueId("threshold");
   const slider = h("input", { type: "range", id, min: low, max: high, step, oninput: draw });
   slider.value = own;
 
+  const points = (share) => Array.from({ length: STEPS + 1 }, (_, n) => [low + n * step, share(low + n * step)]);
+  const curves = [
+    { name: "known images accepted", kind: "s1", points: points((at) => 1 - below(reference, at)) },
+    simulated.length && {
+      name: "simulated novel images flagged",
+      kind: "novel",
+      points: points((at) => below(simulated, at)),
+    },
+  ].filter(Boolean);
+
   function draw() {
     // At first the slider is at the step next to the version's own threshold, which is what it shows then.
     const chosen = Math.abs(slider.value - own) < step ? own : Number(slider.value);
-    const text = `${percent(flaggedShare(reference, chosen), 1)} of known images would be flagged as novel`;
+    const accepted = 1 - below(reference, chosen);
+    const flagged = simulated.length ? below(simulated, chosen) : null;
+    const text = inWords(accepted, flagged);
     slider.setAttribute("aria-valuetext", text);
     render(
       result,
-      h("strong", {}, text),
-      ` at the chosen threshold. This version flags ${percent(flaggedShare(reference, own), 1)}.`,
+      h("strong", {}, `At this setting: ${text}.`),
+      chosen === own ? " This is the version's own threshold." : ` This version ${ownWords()}.`,
     );
-    render(numbers, `As log-scores: chosen ${fixed(chosen, 1)}, this version ${fixed(own, 1)}.`);
-    render(plot, histogram(reference, [low, high], chosen));
+    render(target, "To give the next version this threshold, set ", settings(accepted, flagged), " for the trainer.");
+    render(numbers, `As novelty scores: chosen ${fixed(chosen, 2)}, this version ${fixed(own, 2)}.`);
+    const marks = [{ at: own, text: "this version" }];
+    if (chosen !== own) marks.push({ at: chosen, text: "chosen" });
+    marks.sort((a, b) => a.at - b.at);
+    render(plot, chart(curves, [low, high], marks));
   }
+
+  const ownWords = () => inWords(1 - below(reference, own), simulated.length ? below(simulated, own) : null);
 
   draw();
   return h(
     "section",
     { class: "threshold" },
     h("h3", {}, "Effect of another threshold"),
+    legend(curves),
     plot,
     h("label", { for: id, class: "visually-hidden" }, "Threshold"),
     slider,
     result,
+    target,
     h(
       "p",
       { class: "muted" },
-      `Measured on ${reference.length} scores of held-out known images. `,
-      accept && `This version flags what scores below ${percent(accept)} of them. `,
-      "To change this share for the next version, set ",
-      h("code", {}, "OPENWORLD_TRAIN_ACCEPT"),
-      " for the trainer.",
+      `Measured on ${reference.length} left-out known images and ${simulated.length} simulated novel ones. `,
+      flag
+        ? `The trainer was set to flag ${percent(flag)} of simulated novel images.`
+        : accept && `The trainer was set to accept ${percent(accept)} of known images.`,
     ),
-    h("details", { class: "muted" }, h("summary", {}, "Details for experts"), numbers),
+    h(
+      "details",
+      { class: "muted" },
+      h("summary", {}, "Details for experts"),
+      numbers,
+      h("p", {}, `An image is novel if its p_novel is above ${fixed(novelAbove, 3)}.`),
+    ),
   );
 }
 
-function histogram(scores, [low, high], threshold) {
-  const step = (high - low) / BINS;
-  const bars = Array.from({ length: BINS }, (_, bin) => {
-    const at = low + bin * step;
-    const inside = scores.filter((score) => score >= at && score < at + step);
-    const flagged = inside.filter((score) => score < threshold).length;
-    return {
-      at,
-      parts: [
-        { value: flagged, kind: "novel" },
-        { value: inside.length - flagged, kind: "known" },
-      ],
-    };
-  });
-  return barChart({
-    label: `Scores of ${scores.length} held-out known images; low ones are flagged as novel`,
-    bars,
-    step,
-    x: [low, high],
-    height: 120,
-    marks: [{ at: threshold, text: "threshold" }],
+const inWords = (accepted, flagged) =>
+  `accepts ${percent(accepted)} of known images` +
+  (flagged === null ? "" : `, flags ${percent(flagged)} of simulated novel ones`);
+
+/** The settings of the trainer that lead to this point; ACCEPT is above 0.5 and below 1. */
+function settings(accepted, flagged) {
+  const accept = accepted > 0.5 && accepted < 1 && h("code", {}, `OPENWORLD_TRAIN_ACCEPT=${accepted.toFixed(2)}`);
+  const flag = flagged > 0 && flagged < 1 && h("code", {}, `OPENWORLD_TRAIN_FLAG=${flagged.toFixed(2)}`);
+  if (accept && flag) return [accept, " or ", flag];
+  return accept || flag || "OPENWORLD_TRAIN_ACCEPT or OPENWORLD_TRAIN_FLAG to a share between these points";
+}
+
+const chart = (series, x, marks) =>
+  lineChart({
+    label: series.map(({ name }) => `Share of ${name} over the threshold`).join("; "),
+    series,
+    x,
+    y: [0, 1],
+    yTicks: [0, 0.5, 1],
+    yFormat: percent,
+    height: 180,
+    marks,
     xTicks: [
-      { at: low, text: "fits worst" },
-      { at: high, text: "fits best" },
+      { at: x[0], text: "flag fewer" },
+      { at: x[1], text: "flag more" },
     ],
   });
-}

@@ -128,7 +128,7 @@ function summary({ version, reason, added, learned }, history) {
 }
 
 function listEntry(version, { history, active, current, choose }) {
-  const { version: number, state, created, parent, accuracy, auc } = version;
+  const { version: number, state, created, parent, accuracy, novelty_auc: auc } = version;
   const click = (event) => {
     event.preventDefault();
     choose(number);
@@ -157,7 +157,7 @@ function listEntry(version, { history, active, current, choose }) {
         created && timeAgo(created),
         parent && parent !== number - 1 && `, from version ${parent}`,
         accuracy !== null && `, accuracy ${percent(accuracy)}`,
-        auc !== null && `, AUC ${fixed(auc)}`,
+        auc !== null && `, novelty AUC ${fixed(auc)}`,
       ),
     ),
   );
@@ -174,6 +174,7 @@ function versionDetail(version, data, load) {
       .join(", "),
     Classes: tasks.map((names, index) => `task ${index + 1}: ${names.join(", ")}`).join("; "),
     Capacity: capacity.used_max === undefined ? null : `${percent(capacity.used_max)} of the fullest adapter is used`,
+    "Estimate for fresh images": estimate(version),
     Rule: version.rule,
     Backbone: version.backbone,
   };
@@ -198,6 +199,11 @@ function versionDetail(version, data, load) {
     version.reference.length > 0 && thresholdExplorer(version),
   ];
 }
+
+const estimate = ({ accuracy, novelty_auc: auc }) =>
+  [accuracy !== null && `accuracy ${percent(accuracy, 1)}`, auc !== null && `novelty AUC ${fixed(auc, 3)}`]
+    .filter(Boolean)
+    .join(", ") || null;
 
 async function activate(number, active, load) {
   const control = h("input", { maxlength: "200", autocomplete: "off" });
