@@ -66,7 +66,7 @@ def test_labelled_novelties_are_learned_and_can_be_rolled_back(browser: Any, ser
 
         accept = httpx.get(f"{service.url}/versions/4").json()["accept"]
         page = visiting.open("versions/4")
-        expect(page.get_by_text(f"This version flags what scores below {100 * accept:.0f} % of them")).to_be_visible()
+        expect(page.get_by_text(f"The trainer was set to accept {100 * accept:.0f} % of known images")).to_be_visible()
 
         roll_back(visiting)
         try_image(visiting.open("try"), image("kiwi", 0))
