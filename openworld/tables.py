@@ -12,6 +12,7 @@ from rich.text import Text
 
 from models.versions.manifest import Manifest
 from openworld.progress import duration
+from service.wire.advice import Advice
 
 PIPE_WIDTH = 200  # columns, if stdout is not a terminal
 
@@ -65,6 +66,12 @@ def print_report(manifest: Manifest) -> None:
     for name, fact in facts.items():
         grid.add_row(name, Text(fact))
     out.print(grid)
+
+
+def print_advice(advice: Advice, images: Mapping[str, str]) -> None:
+    """What would help, in sentences; `images` are the names of images, by sha256."""
+    if lines := advice.in_words(images):
+        console().print("what would help:", *(Text(f"  - {line}") for line in lines), sep="\n")
 
 
 def names(classes: Sequence[str], shown: int = 8) -> str:

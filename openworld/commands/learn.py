@@ -17,6 +17,7 @@ from openworld import tables
 from openworld.commands import require_packages
 from openworld.environment import settings_from
 from openworld.progress import Display
+from service.wire.advice import Advice
 from tasks.batch import open_batch
 from trainer.learning.settings import LearnerSettings
 
@@ -74,6 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
         from trainer.publish import learn_batch
 
         outcome = learn_batch(arguments.data, batch, settings, display)
+        origins = {image.sha256: image.origin for image in batch.images}
     if arguments.json:
         print(json.dumps(_result(outcome.state, outcome.manifest, outcome.folder), ensure_ascii=False))
     elif outcome.state == "already learned":
@@ -82,6 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"already learned as version {n}{hint}: nothing to do")
     else:
         tables.print_report(outcome.manifest)
+        tables.print_advice(Advice.model_validate(outcome.manifest.metrics["advice"]), origins)
         if outcome.state == "published":
             print(f"version {outcome.manifest.version} is current")
     if outcome.state == "rejected" and outcome.verdict:

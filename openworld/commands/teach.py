@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from openworld import remote, tables
 from openworld.progress import Display
+from service.wire.advice import Advice
 from tasks.batch import open_batch
 from trainer.learning.progress import Event
 
@@ -48,6 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
         known = [entry.name for entry in client.classes().classes if entry.state == "active"]
         # The service checks the batch as well; a bad one is refused here before the upload.
         with open_batch(arguments.images, known) as batch:
+            origins = {image.sha256: image.origin for image in batch.images}
             task = client.teach_zip(zip_images((image.label, batch.read(image.sha256)) for image in batch.images))
         if not task.fresh:
             print(f"this batch was submitted before: it is task {task.id}", file=sys.stderr)
@@ -62,6 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         if task.result:
             tables.console().print(tables.task_table(task.result["tasks"]))
+            tables.print_advice(Advice.model_validate(task.result.get("advice") or {}), origins)
         if task.state == "published":
             print(f"version {task.version} is active")
         else:

@@ -98,6 +98,7 @@ def version_detail(store: VersionStore, number: int) -> VersionDetail:
         reference=novelty["known"],
         simulated=novelty["simulated"],
         reports=[TaskReport(**row) for row in metrics.get("tasks", [])],
+        advice=metrics.get("advice"),
         edit=metrics.get("edit"),
         learned=metrics.get("images_per_class", {}),
         capacity=metrics.get("capacity", {}),

@@ -44,7 +44,9 @@ class TaskAnswer(BaseModel):
     progress: TaskProgress | None = None
     version: int | None = Field(None, description="the version that it became")
     reason: str | None = Field(None, description="why it was rejected, failed, or is tried again")
-    result: dict[str, Any] | None = Field(None, description="the gate's result: accuracy and AUC, per task")
+    result: dict[str, Any] | None = Field(
+        None, description="accuracy and AUC of each task, and the advice, as in GET /versions/{version}"
+    )
     warnings: list[str] = Field([], description="classes with one image; only in the answer to a submitted batch")
     fresh: bool = Field(True, description="false: the same batch was submitted before, and this is its task")
 

@@ -7,6 +7,8 @@ from typing import Annotated
 
 from pydantic import BaseModel, Field
 
+from service.wire.advice import Advice
+
 Accuracy = Annotated[
     float | None, Field(description="estimate for fresh images, over all classes; measured on left-out images")
 ]
@@ -104,6 +106,7 @@ class VersionDetail(BaseModel):
     reference: list[float] = Field(description="sorted novelty scores of left-out known images, at most 256")
     simulated: list[float] = Field(description="sorted novelty scores of simulated novel images, at most 256")
     reports: list[TaskReport] = Field(description="the gate's result per task; empty when there was no gate")
+    advice: Advice | None = Field(None, description="what would help; null for a version made without training")
     edit: str | None = Field(None, description="the change of classes, for a version made without training")
     learned: dict[str, int] = Field(default_factory=dict, description="images per class in its task's batch")
     capacity: dict[str, float] = Field(default_factory=dict, description="used share per adapter")

@@ -67,6 +67,16 @@ def test_a_second_task_extends_the_first_and_both_are_recognised(
     assert [version["added"] for version in listed["versions"]] == [["green", "red"], ["blue", "white"]]
 
 
+def test_an_image_with_a_wrong_label_is_named_by_its_file(tmp_path: Path, run: Run) -> None:
+    images = {name: [coloured_image(name, n) for n in range(10)] for name in ("red", "green")}
+    batch = write_classes(tmp_path / "batch", images)
+    (batch / "red" / "mistake.jpg").write_bytes(coloured_image("green", 77))
+    code, out, err = run("learn", batch, "--data", tmp_path / "data")
+    assert code == 0, err
+    assert "what would help:" in out
+    assert re.search(r"red/mistake.jpg is labelled red, but looks like green \(\d+ %\): check its label", out)
+
+
 def test_the_same_batch_is_not_learned_twice(first: Path, batches: SimpleNamespace, run: Run) -> None:
     before = tree(first)
     code, out, _ = run("learn", batches.first, "--data", first, "--seed", "9")

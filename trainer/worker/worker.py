@@ -127,7 +127,12 @@ class Worker:
             return self._failure(lease, f"{type(error).__name__}: {error}", retry=True)
         manifest = outcome.manifest
         self._metrics.update_version(manifest)
-        result = {"tasks": manifest.metrics.get("tasks", []), "capacity": manifest.metrics.get("capacity", {})}
+        metrics = manifest.metrics
+        result = {
+            "tasks": metrics.get("tasks", []),
+            "capacity": metrics.get("capacity", {}),
+            "advice": metrics.get("advice"),
+        }
         if outcome.state == "rejected":
             reason = "; ".join(outcome.verdict.reasons) if outcome.verdict else "rejected"
             log.warning("task %s rejected: %s", lease.task.id, reason)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 
 from models.errors import ClassConflict, StaleParent, UnknownClass
 from models.inference.predictor import Predictor
-from models.versions.edits import Edit, publish_edit, unusable_labels
+from models.versions.edits import Edit, edited, publish_edit, unusable_labels
 from models.versions.store import TENSORS, VersionStore
 from tests.support.servers import known_image, learned_folder
 
@@ -38,6 +39,14 @@ def test_an_edit_changes_no_tensor_and_logs_its_author(store: VersionStore) -> N
     assert store.manifest(4).parent == 3
     assert store.log()[-1].reason == "alice: retired class 1"
     assert store.log()[-1].by == "operator"
+
+
+def test_an_edited_version_does_not_repeat_advice_about_the_classes_before(store: VersionStore) -> None:
+    loaded = store.load()
+    advised = loaded.manifest.model_copy(update={"metrics": {"advice": {"weak": []}, "accuracy": 0.9}})
+    manifest, _ = edited(replace(loaded, manifest=advised), Edit("merge", "class 1", "class 0"))
+    assert manifest.metrics["advice"] is None
+    assert manifest.metrics["accuracy"] == 0.9
 
 
 def test_a_renamed_class_is_answered_and_trained_by_its_new_name(store: VersionStore) -> None:

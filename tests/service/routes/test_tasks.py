@@ -202,6 +202,8 @@ def test_a_task_is_followed_to_a_version_that_equals_that_of_openworld_learn(
         assert events[-1]["state"] == "published"
         assert events[-1]["version"] == 4
         assert {report["task"] for report in events[-1]["result"]["tasks"]} == {0, 1, 2, 3}
+        assert events[-1]["result"]["advice"] == httpx.get(f"{running.url}/versions/4").json()["advice"]
+        assert set(events[-1]["result"]["advice"]) == {"confused", "wrong_labels", "weak"}
         progress = [event["progress"]["progress"] for event in events if event["progress"]]
         assert progress == sorted(progress)
         learned = VersionStore(running.data).load(4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from datetime import UTC, datetime
 from importlib import import_module
 from pkgutil import iter_modules
@@ -12,6 +13,7 @@ from pydantic import BaseModel
 
 from models.inference import answer
 from service import wire
+from service.wire import advice
 from service.wire.predictions import Prediction, Predictions, in_words
 from service.wire.tasks import TaskAnswer, TaskProgress, TaskState
 from tasks.queue import task as domain
@@ -79,9 +81,9 @@ def test_task_states_on_the_wire_are_those_of_the_queue() -> None:
 
 
 def test_task_progress_on_the_wire_has_the_fields_and_defaults_of_the_queue() -> None:
-    fields = {name: (field.default, field.is_required()) for name, field in TaskProgress.model_fields.items()}
+    given = {name: (field.default, field.is_required()) for name, field in TaskProgress.model_fields.items()}
 
-    assert fields == {
+    assert given == {
         name: (field.default, field.is_required()) for name, field in domain.TaskProgress.model_fields.items()
     }
 
@@ -91,6 +93,37 @@ def test_every_task_field_on_the_wire_but_those_of_a_submission_is_read_from_a_t
 
     assert names <= set(domain.Task.model_fields) | {"counts"}
     assert names <= set(domain.TaskSummary.model_fields)
+
+
+@pytest.mark.parametrize("name", ["Advice", "ConfusedPair", "WrongLabel", "WeakClass"])
+def test_advice_on_the_wire_has_the_fields_of_the_trainer(name: str) -> None:
+    trained = getattr(import_module("trainer.learning.advice"), name)
+
+    assert list(getattr(advice, name).model_fields) == [field.name for field in fields(trained)]
+
+
+def test_advice_in_words() -> None:
+    given = advice.Advice.model_validate(
+        {
+            "confused": [{"classes": ["apple", "pear"], "images": 4, "share": 0.2}],
+            "wrong_labels": [
+                {"image": "a" * 64, "label": "plum", "looks_like": "pear", "share": 0.97},
+                {"image": "b" * 64, "label": "fig", "looks_like": "pear", "share": 0.9},
+            ],
+            "weak": [
+                {"name": "pear", "images": 4, "error": 0.21, "more": 10},
+                {"name": "fig", "images": 20, "error": 0.2, "more": 20},
+            ],
+        }
+    )
+
+    assert given.in_words({"a" * 64: "plum/3.jpg"}) == [
+        "plum/3.jpg is labelled plum, but looks like pear (97 %): check its label",
+        "image bbbbbbbbbbbb is labelled fig, but looks like pear (90 %): check its label",
+        "apple and pear are confused: 4 images of one are answered as the other",
+        "10 more images of pear would help most (it has 4)",
+        "20 more images of fig would help (it has 20)",
+    ]
 
 
 def test_a_task_of_the_queue_becomes_a_task_on_the_wire() -> None:

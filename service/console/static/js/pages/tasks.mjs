@@ -1,6 +1,7 @@
 // Tasks: state, progress and result of every batch.
 
 import { post, session } from "../api.mjs";
+import { adviceBox } from "../components/advice.mjs";
 import { lineChart } from "../components/charts.mjs";
 import { confirmDialog, emptyState, problemBox, showError } from "../components/notices.mjs";
 import { gateTable } from "../components/tables.mjs";
@@ -72,6 +73,7 @@ function taskCard(task) {
     task.reason && h("p", { class: task.state === "queued" ? "muted" : "warning" }, task.reason),
     ended ? lossCurve(task) : progress(task),
     task.result?.tasks?.length > 0 && gateTable(task.result.tasks),
+    adviceBox(task.result?.advice),
     h(
       "div",
       { class: "row" },

@@ -1,6 +1,7 @@
 // Versions: their lineage, details and evaluation, and activating another one.
 
 import { get, post, session, withQuery } from "../../api.mjs";
+import { adviceBox } from "../../components/advice.mjs";
 import { confirmDialog, emptyState, problemBox, showError, toast } from "../../components/notices.mjs";
 import { factList, gateTable } from "../../components/tables.mjs";
 import { button, h, render } from "../../dom.mjs";
@@ -196,6 +197,7 @@ function versionDetail(version, data, load) {
     ),
     factList(facts),
     reports.length > 0 && gateTable(reports),
+    adviceBox(version.advice),
     version.reference.length > 0 && thresholdExplorer(version),
   ];
 }
