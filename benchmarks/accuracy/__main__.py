@@ -1,92 +1,82 @@
-"""`python -m benchmarks.accuracy`: MORE, its ablations and baselines on a stream of tasks."""
+"""`python -m benchmarks.accuracy`: the product, the published method and closed-form baselines on streams of tasks."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shlex
 import sys
-import tempfile
-import time
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 
-from benchmarks.accuracy.data import ImageSet, Stream
-from benchmarks.accuracy.report import markdown, write
-from benchmarks.accuracy.run import METHODS, run
-from benchmarks.machine import machine
-from models.network.backbone import open_backbone
-from trainer.learning.progress import Event
+from benchmarks.accuracy import reference
+from benchmarks.accuracy.cells import Runner, Setup
+from benchmarks.accuracy.report import ABOUT, write
+from benchmarks.accuracy.streams import SUITES, cells
 from trainer.learning.reproducibility import configure_torch
 from trainer.learning.settings import LearnerSettings
 
 
 def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    methods = "\n".join(f"  {name:20} {method.about}" for name, method in METHODS.items())
+    suites = "\n".join(f"  {name:10} {suite.about}; {', '.join(suite.sets)}" for name, suite in SUITES.items())
+    methods = "\n".join(f"  {name:20} {about}" for name, about in ABOUT.items())
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.accuracy",
         description=__doc__,
-        epilog=f"methods:\n{methods}\n\nEvery other setting of the learner comes from its OPENWORLD_ variable.",
+        epilog=f"suites:\n{suites}\n\nmethods:\n{methods}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--data", type=Path, required=True, help="image set (safetensors)")
-    parser.add_argument("--tasks", type=int, default=5)
-    parser.add_argument("--per-class", type=int, help="training images per class (default: all)")
-    parser.add_argument("--test-per-class", type=int, help="test images per class (default: all)")
-    parser.add_argument("--memory", type=int, default=200)
-    parser.add_argument("--backbone", help="timm name (default: the learner's)")
-    parser.add_argument("--weights", type=Path, help="its safetensors file")
-    parser.add_argument("--adapted-blocks", type=int, help="blocks with adapters (default: all)")
-    parser.add_argument("--methods", default=",".join(METHODS), help="comma-separated (default: all)")
-    parser.add_argument("--seed", type=int, default=0, help="class order, samples and training")
+    parser.add_argument("--data", type=Path, required=True, help="folder with the image sets (safetensors)")
+    parser.add_argument("--out", type=Path, required=True, help="folder for cells, tokens and the report")
+    parser.add_argument("--suite", default="main", help="comma-separated (default: main)")
+    parser.add_argument("--cells", default="", help="run only cells that match a pattern, comma-separated")
+    parser.add_argument("--weights", type=Path, help="folder with DeiT's weights (default: weights beside --data)")
+    parser.add_argument("--old", type=Path, help="a checkout of commit e6c0161, for product-v1")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--json", type=Path, required=True, help="report file; .md and .png are written beside it")
+    parser.add_argument("--report-only", action="store_true", help="only write the report of finished cells")
+    parser.add_argument("--set", default="{}", help="JSON of learner settings, for a trial of this command")
+    parser.add_argument("--reference", type=Path, default=reference.FILE, help="figures that suite short must reach")
+    parser.add_argument("--write-reference", action="store_true", help="record the figures of suite short")
     parsed = parser.parse_args(argv)
-    unknown = set(parsed.methods.split(",")) - METHODS.keys()
+    unknown = set(parsed.suite.split(",")) - SUITES.keys()
     if unknown:
-        parser.error(f"unknown method {', '.join(sorted(unknown))}; there are {', '.join(METHODS)}")
+        parser.error(f"unknown suite {', '.join(sorted(unknown))}; there are {', '.join(SUITES)}")
     return parsed
 
 
-def show(event: Event) -> None:
-    """Print progress on one line, replaced until the phase ends."""
-    left = "" if event.seconds_left is None else f", {event.seconds_left:.0f} s left"
-    loss = "" if event.loss is None else f", loss {event.loss:.3f}"
-    end = "\n" if event.epoch == event.epochs else "\r"
-    text = f"task {event.task}, {event.phase}: {event.epoch}/{event.epochs}{loss}{left}"
-    print(f"{text:78}", end=end, file=sys.stderr, flush=True)
-
-
-def main(argv: Sequence[str] | None = None) -> None:
+def main(argv: Sequence[str] | None = None) -> int:
     args = arguments(argv)
-    images = ImageSet.load(args.data)
-    stream = Stream.make(images, args.tasks, args.per_class, args.test_per_class, args.seed)
-    settings = LearnerSettings(
-        replay_size=args.memory, seed=args.seed, adapted_blocks=args.adapted_blocks, threads=args.threads
+    suites = args.suite.split(",")
+    chosen = cells(suites, args.data, [pattern for pattern in args.cells.split(",") if pattern])
+    setup = Setup(
+        data=args.data,
+        out=args.out,
+        weights=args.weights or args.data.parent / "weights",
+        old=args.old,
+        threads=args.threads,
+        given=json.loads(args.set),
     )
-    configure_torch(settings)
-    started = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder:
-        backbone = open_backbone(Path(folder) / "data", args.backbone, args.weights, args.adapted_blocks)
-        results, facts = run(backbone, images, stream, settings, args.methods.split(","), show)
-    spec = backbone.spec
+    failed = 0
+    if not args.report_only:
+        configure_torch(LearnerSettings(threads=args.threads))
+        failed = Runner(setup).run(chosen)
     given = list(argv) if argv is not None else sys.argv[1:]
-    overrides = [f"{key}={value}" for key, value in sorted(os.environ.items()) if key.startswith("OPENWORLD_")]
-    document = {
-        "title": f"{images.name}, {args.tasks} tasks, {spec.name}, {spec.adapted_blocks} adapted blocks",
-        "command": " ".join([*overrides, "python -m benchmarks.accuracy", shlex.join(given)]),
-        "date": datetime.now(UTC).date().isoformat(),
-        "machine": machine(),
-        "seconds": time.monotonic() - started,
-        "backbone": spec.to_dict(),
-        "settings": settings.model_dump(mode="json", exclude={"backbone_weights"}),
-        "test_images": len(stream.test_keys),
-        **facts,
-    }
-    write(args.json, document, results)
-    print(markdown(document, results, args.json.with_suffix(".png").name))
+    for suite in suites:
+        own = [cell for cell in chosen if cell.suite == suite and setup.file(cell).is_file()]
+        if own:
+            print(write(args.out, suite, [setup.file(cell) for cell in own], shlex.join(given)))
+    dropped: list[str] = []
+    if "short" in suites:
+        files = [setup.file(cell) for cell in chosen if cell.suite == "short" and setup.file(cell).is_file()]
+        if args.write_reference:
+            reference.record(args.reference, files)
+        else:
+            dropped = reference.compare(args.reference, files)
+    for line in dropped:
+        print(f"dropped: {line}", file=sys.stderr)
+    return 1 if failed or dropped else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,31 +1,53 @@
-"""An image set in one safetensors file: concatenated JPEG files, offsets and labels per split."""
+"""Image sets, and a file of the trunk's tokens, so that an image passes through the trunk once."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from safetensors import safe_open
+from torch import Tensor
+
+from benchmarks.serving.made_images import make_image
+from models.files import sha256_bytes, sha256_file
+from models.network.backbone import Backbone
+from trainer.learning.tokens import CHUNK, Item, TokenCache
+
+MADE = "made"  # the name of the generated image set
 
 
 @dataclass(frozen=True)
 class ImageSet:
-    """Images by key `<split>/<index>`."""
+    """Images by key `<split>/<index>`: concatenated JPEG files, offsets and labels per split."""
 
     name: str
     classes: list[str]
     tensors: dict[str, NDArray[Any]]
+    sha256: str = ""  # of the file
 
     @classmethod
     def load(cls, path: Path) -> ImageSet:
         with safe_open(path, "numpy") as file:
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
-            return cls(path.stem, json.loads(file.metadata()["classes"]), tensors)
+            return cls(path.stem, json.loads(file.metadata()["classes"]), tensors, sha256_file(path))
+
+    @classmethod
+    def made(cls, classes: int, train: int, test: int) -> ImageSet:
+        """Generated images, where no image set is at hand."""
+        names = [f"made {c}" for c in range(classes)]
+        tensors: dict[str, NDArray[Any]] = {}
+        for split, numbers in {"train": range(train), "test": range(1000, 1000 + test)}.items():
+            images = [make_image(name, number) for name in names for number in numbers]
+            tensors[f"{split}.bytes"] = np.frombuffer(b"".join(images), np.uint8)
+            tensors[f"{split}.offsets"] = np.cumsum([0, *map(len, images)])
+            tensors[f"{split}.labels"] = np.repeat(np.arange(classes), len(numbers))
+        return cls(MADE, names, tensors, sha256_bytes(tensors["train.bytes"].tobytes()))
 
     def read(self, key: str) -> bytes:
         split, index = key.split("/")
@@ -40,23 +62,62 @@ class ImageSet:
             own = np.sort(rng.choice(own, count, replace=False))
         return [f"{split}/{i}" for i in own]
 
+    def count(self, split: str) -> int:
+        return len(self.tensors[f"{split}.labels"])
 
-@dataclass(frozen=True)
-class Stream:
-    """A sequence of tasks, each class -> training keys, and test keys with their classes."""
 
-    tasks: list[dict[str, list[str]]]
-    test_keys: list[str]
-    test_labels: list[str]
+class StoredTokens(TokenCache):
+    """Tokens of plain images in a memory-mapped file, for a CNN, whose image is one token.
 
-    @classmethod
-    def make(cls, images: ImageSet, tasks: int, per_class: int | None, test_per_class: int | None, seed: int) -> Stream:
-        """A random class order, cut into equal tasks."""
-        rng = np.random.default_rng(seed)
-        order = rng.permutation(len(images.classes))
-        if len(order) % tasks:
-            raise SystemExit(f"{len(order)} classes cannot be cut into {tasks} equal tasks")
-        cut: Sequence[NDArray[np.int64]] = np.split(order, tasks)
-        train = [{images.classes[c]: images.pick("train", int(c), per_class, rng) for c in part} for part in cut]
-        test = [(key, images.classes[c]) for c in order for key in images.pick("test", int(c), test_per_class, rng)]
-        return cls(train, [key for key, _ in test], [label for _, label in test])
+    A row counts only once its flag is set, after the row itself: an interrupted run loses a chunk at most.
+    """
+
+    def __init__(self, backbone: Backbone, images: ImageSet, folder: Path) -> None:
+        super().__init__(backbone, images.read)
+        self._images = images
+        name = f"{images.name}-{images.sha256[:8]}-{backbone.spec.sha256[:8]}"
+        rows, size = images.count("train") + images.count("test"), backbone.spec.frozen.size
+        self._rows = _mapped(folder / f"{name}.tokens", np.dtype(np.float32), (rows, size))
+        self._present = _mapped(folder / f"{name}.present", np.dtype(np.uint8), (rows,))
+
+    def _compute(self, items: Sequence[Item]) -> Iterator[tuple[Sequence[Item], Tensor]]:
+        stored = [item for item in items if self._present[self._row(item)]]
+        for start in range(0, len(stored), CHUNK):
+            found = stored[start : start + CHUNK]
+            yield found, torch.from_numpy(self._rows[[self._row(item) for item in found]])[:, None]
+        known = set(stored)
+        for chunk, tokens in super()._compute([item for item in items if item not in known]):
+            rows = [self._row(item) for item in chunk]
+            self._rows[rows] = tokens[:, 0].numpy()
+            self._present[rows] = 1
+            yield chunk, tokens
+
+    def _row(self, item: Item) -> int:
+        key, view = item
+        if view:
+            raise ValueError("only plain images are stored: set views to 1")
+        split, index = key.split("/")
+        return int(index) + (self._images.count("train") if split == "test" else 0)
+
+
+def _mapped(path: Path, kind: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return np.memmap(path, kind, "r+" if path.exists() else "w+", shape=shape)
+
+
+def open_tokens(backbone: Backbone, images: ImageSet, folder: Path) -> TokenCache:
+    """Stored tokens of a CNN. Those of a transformer are 20 times as large and cheap to compute: kept in memory."""
+    if backbone.spec.frozen.parts[0].name == "pooled":
+        return StoredTokens(backbone, images, folder)
+    return TokenCache(backbone, images.read)
+
+
+def plain_features(tokens: TokenCache, keys: Sequence[str]) -> NDArray[np.float64]:
+    """The backbone's own feature: the pooled feature of a CNN, the CLS token of a transformer. (n, d)"""
+    part = tokens.backbone.spec.frozen.parts[0]
+    out = [np.zeros((0, part.size))]
+    for start in range(0, len(keys), CHUNK):
+        with torch.inference_mode():
+            parts = tokens.backbone.frozen.parts(tokens.get(keys[start : start + CHUNK]))
+        out.append(parts[:, : part.size].cpu().numpy().astype(np.float64))
+    return np.concatenate(out)

@@ -1,0 +1,148 @@
+"""The methods that train: one learner on a stream of tasks, and every method that shares its training."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from benchmarks.accuracy.metrics import Floats, Step
+from benchmarks.accuracy.streams import Stream
+from models.inference.evidence import Evidence, Features
+from models.inference.model import Head, Model
+from models.inference.novelty import summaries
+from models.inference.rules import Rule
+from models.network.adapted_blocks import tensors_of
+from trainer.learning.checkpoint import Checkpoint
+from trainer.learning.learner import Learned, Learner
+from trainer.learning.memory import Samples
+from trainer.learning.prior import Prior
+from trainer.learning.progress import Listener, Progress
+from trainer.learning.settings import PAPER, LearnerSettings, Recipe
+from trainer.learning.tokens import TokenCache
+
+ABOUT = {
+    "ours": "the default settings",
+    "paper": "MORE as published: training, rule, novelty score and memory of 200 images (preset `paper`)",
+    "paper-no-coefficient": "ablation: Eq. base_prediction, no distance coefficient",
+    "paper-no-back": "ablation: heads as their own task left them",
+    "paper-neither": "ablation: neither of the two",
+    "hat": "HAT alone: no replay, no back-update, concatenated logits",
+}
+NO_COEFFICIENT = Rule("no coefficient", {"probability": 1.0})
+
+
+def settings_of(group: str, seed: int, prior: Prior, **given: Any) -> LearnerSettings:
+    """The settings of a training group."""
+    if group == "ours":
+        return LearnerSettings(seed=seed, recipe=Recipe(prior=prior), **given)
+    recipe = PAPER["recipe"]
+    if group == "hat":
+        recipe = recipe.model_copy(update={"replay": False, "back_update": False})
+    return LearnerSettings(preset="paper", seed=seed, recipe=recipe, **given)
+
+
+@dataclass(frozen=True)
+class Learning:
+    """A version and the evidence of the test images under it."""
+
+    learned: Learned
+    evidence: Evidence
+    first_heads: Mapping[int, Head]  # as their own task left them
+    test: Features
+    seconds: float
+
+
+def learn(
+    tokens: TokenCache,
+    tasks: Sequence[Mapping[str, Sequence[str]]],
+    test_keys: Sequence[str],
+    settings: LearnerSettings,
+    on_learned: Callable[[Learning], None],
+    listener: Listener = lambda event: None,
+) -> Model:
+    """Learn the tasks one after the other, and pass every version on."""
+    learner = Learner(tokens, settings)
+    model, samples = learner.empty(), Samples()
+    first_heads: dict[int, Head] = {}
+    test = Features([], *tokens.frozen(test_keys))
+    # The trunk is part of the first task's seconds otherwise, or not if an earlier run stored its tokens.
+    tokens.prepare([key for task in tasks for keys in task.values() for key in keys])
+    for number, task in enumerate(tasks):
+        started = time.monotonic()
+        progress = Progress(f"{number + 1} of {len(tasks)}", listener)
+        learned = learner.learn(model, samples, task, Checkpoint(None), progress)
+        seconds = time.monotonic() - started
+        model, samples = learned.model, learned.samples
+        if learned.new_head is not None:
+            first_heads[number] = learned.new_head
+        test = replace(test, tasks=[*test.tasks, tokens.features(test_keys, tensors_of(model.tasks[-1]))])
+        on_learned(Learning(learned, model.evidence(test), dict(first_heads), test, seconds))
+    return model
+
+
+def run(
+    group: str, tokens: TokenCache, stream: Stream, settings: LearnerSettings, listener: Listener
+) -> tuple[dict[str, list[Step]], dict[str, Any]]:
+    """(the steps of every method of the group, facts about the training)"""
+    steps: dict[str, list[Step]] = {}
+
+    def on_learned(learning: Learning) -> None:
+        if list(learning.learned.model.classes) != stream.classes[: len(learning.learned.model.classes)]:
+            raise RuntimeError("the model's classes are not in the order of the stream")
+        for name, step in _steps(group, learning).items():
+            steps.setdefault(name, []).append(step)
+
+    model = learn(tokens, stream.tasks, stream.test_keys, settings, on_learned, listener)
+    facts = {
+        "rule": model.rule.to_dict(),
+        "novelty": {
+            "weights": model.novelty.weights.tolist(),
+            "logistic": model.novelty.logistic.tolist(),
+            "threshold": model.novelty.threshold.tolist(),
+        },
+        "capacity": model.shared.capacity,
+    }
+    return steps, facts
+
+
+def _steps(group: str, learning: Learning) -> dict[str, Step]:
+    model, evidence = learning.learned.model, learning.evidence
+    if group == "hat":
+        logits = np.concatenate([x[:, :-1] for x in evidence.logits], axis=1)
+        return {"hat": _plain(model, logits, learning.seconds)}
+    if group == "ours":
+        return {"ours": served(learning)}
+    before = model.with_heads(learning.first_heads).evidence(learning.test)
+    scored = {
+        "paper-no-coefficient": NO_COEFFICIENT.log_scores(evidence),
+        "paper-no-back": model.rule.log_scores(before),
+        "paper-neither": NO_COEFFICIENT.log_scores(before),
+    }
+    return {"paper": served(learning)} | {name: _plain(model, scores) for name, scores in scored.items()}
+
+
+def _plain(model: Model, scores: Floats, seconds: float | None = None) -> Step:
+    """A method without a threshold: its novelty score is that of the best class."""
+    return Step(scores, model.task_of_class, scores.max(axis=1), seconds=seconds)
+
+
+def served(learning: Learning) -> Step:
+    """Scores, flags and p_novel as the service answers them."""
+    model, verdict = learning.learned.model, learning.learned.verdict
+    log_scores = model.rule.log_scores(learning.evidence)
+    novelty = model.novelty.scores(summaries(learning.evidence, log_scores))
+    p_novel = model.novelty.p_novel(novelty)
+    return Step(
+        log_scores,
+        model.task_of_class,
+        novelty,
+        p_novel > model.novelty.novel_above,
+        p_novel,
+        verdict.accuracy,
+        verdict.novelty_auc,
+        learning.seconds,
+    )
