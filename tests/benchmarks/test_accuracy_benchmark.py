@@ -1,4 +1,4 @@
-"""The accuracy benchmark: metrics computed by hand, and a complete run on generated images."""
+"""The accuracy benchmark: streams, a complete run on generated images, and resuming it."""
 
 import json
 from pathlib import Path
@@ -6,8 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
@@ -17,72 +15,13 @@ pytest.importorskip("torch")
 pytest.importorskip("matplotlib")
 
 from benchmarks.accuracy.__main__ import main
-from benchmarks.accuracy.data import ImageSet, Stream
-from benchmarks.accuracy.metrics import Step, measure, theorem_1
-from benchmarks.accuracy.run import METHODS
-
-Floats = NDArray[np.float64]
-
-# Two tasks of two classes: one image per class in this order, and a second one of the first class.
-LABELS = np.array([0, 1, 2, 3, 0])
-AFTER_ONE = Step(np.log(np.array([[8, 1], [2, 7], [6, 1], [3, 3.5], [5, 1]])), np.array([0, 0]))
-AFTER_TWO = Step(
-    np.log(
-        np.array(
-            [
-                [8.0, 1, 2, 1],  # right
-                [4, 3, 1, 1],  # right task, wrong class
-                [1, 1, 6, 2],  # right
-                [1, 9, 2, 3],  # wrong task, right class within the task
-                [2, 1, 1, 5],  # wrong task, right class within the task
-            ]
-        )
-    ),
-    np.array([0, 0, 1, 1]),
-)
+from benchmarks.accuracy.cells import Runner, Setup, time_left
+from benchmarks.accuracy.data import ImageSet
+from benchmarks.accuracy.prior import training_stream
+from benchmarks.accuracy.streams import Cell, Stream, cells
 
 
-def test_metrics_of_a_small_run_match_hand_computed_values() -> None:
-    result = measure([AFTER_ONE, AFTER_TWO], LABELS)
-    assert result.accuracy == [1.0, pytest.approx(2 / 5)]
-    # Known: 8, 7, 5. Not yet learned: 6 and 3.5. Five of the six pairs are in order.
-    assert result.auc == [pytest.approx(5 / 6)]
-    assert result.forgetting == pytest.approx(1 - 1 / 3)  # the first task: all of three, then one
-    assert result.within_task == pytest.approx(4 / 5)
-    assert result.task_prediction == pytest.approx(3 / 5)
-    assert result.last == pytest.approx(0.4)
-    assert result.aia == pytest.approx(0.7)
-    assert result.ai_auc == pytest.approx(5 / 6)
-    assert result.mean == pytest.approx((0.7 + 5 / 6) / 2)
-    assert result.to_dict()["aia"] == result.aia
-
-
-def test_entropies_of_theorem_1_match_hand_computed_values() -> None:
-    only = Step(np.log(np.array([[6.0, 2, 1, 1]])), np.array([0, 0, 1, 1]))
-    found = theorem_1(only, np.array([0]))
-    assert found["h_cil"] == pytest.approx(-np.log(6 / 10))
-    assert found["h_wp"] == pytest.approx(-np.log(6 / 8))
-    assert found["h_tp"] == pytest.approx(-np.log(8 / 10))
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    st.integers(0, 2**32 - 1),
-    st.lists(st.integers(1, 4), min_size=1, max_size=4),
-    st.integers(1, 8),
-    st.sampled_from([0.1, 5.0, 1000.0]),
-)
-def test_theorem_1_holds_for_any_scores(seed: int, counts: list[int], images: int, scale: float) -> None:
-    rng = np.random.default_rng(seed)
-    tasks = np.repeat(np.arange(len(counts)), counts)
-    step = Step(rng.normal(0, scale, (images, len(tasks))), tasks)
-    found = theorem_1(step, rng.integers(0, len(tasks), images))
-    assert found["largest_relative_gap"] < 1e-9
-    assert found["h_cil"] == pytest.approx(found["h_wp"] + found["h_tp"], abs=1e-9 * max(1, scale))
-    assert min(found["h_wp"], found["h_tp"]) >= -1e-9
-
-
-def write_image_set(path: Path, per_class: dict[str, int], classes: int = 4) -> Path:
+def write_image_set(path: Path, per_class: dict[str, int], classes: int) -> Path:
     """Write an image set in the benchmark's format."""
     tensors: dict[str, NDArray[Any]] = {}
     for split, count in per_class.items():
@@ -91,55 +30,138 @@ def write_image_set(path: Path, per_class: dict[str, int], classes: int = 4) -> 
         tensors[f"{split}.bytes"] = np.frombuffer(b"".join(images), np.uint8)
         tensors[f"{split}.offsets"] = np.cumsum([0, *map(len, images)])
         tensors[f"{split}.labels"] = labels
+    path.parent.mkdir(parents=True, exist_ok=True)
     save_file(tensors, path, {"classes": json.dumps([f"class {c}" for c in range(classes)])})
     return path
 
 
-def test_a_stream_cuts_all_classes_into_equal_tasks(tmp_path: Path) -> None:
-    images = ImageSet.load(write_image_set(tmp_path / "set.safetensors", {"train": 6, "test": 2}))
-    stream = Stream.make(images, 2, 3, None, seed=1)
-    assert [len(task) for task in stream.tasks] == [2, 2]
-    assert {name for task in stream.tasks for name in task} == set(images.classes)
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a small image set of noise under the name that suite `short` reads."""
+    folder = tmp_path_factory.mktemp("data")
+    write_image_set(folder / "caltech.safetensors", {"train": 4, "test": 2}, 17)
+    return folder
+
+
+def test_a_stream_leaves_classes_unknown_and_chooses_images_by_the_seed(data: Path) -> None:
+    images = ImageSet.load(data / "caltech.safetensors")
+    stream = Stream.make(images, tasks=3, classes=5, per_class=3, seed=1)
+    assert [len(task) for task in stream.tasks] == [5, 5, 5]
+    assert len(set(stream.classes)) == 15
     assert all(len(keys) == 3 for task in stream.tasks for keys in task.values())
-    assert len(stream.test_keys) == len(stream.test_labels) == 8
-    assert images.read("train/0") == make_image(5000, (24, 24))
-    assert Stream.make(images, 2, 3, None, seed=1) == stream
-    with pytest.raises(SystemExit, match="4 classes cannot be cut into 3 equal tasks"):
-        Stream.make(images, 3, None, None, seed=1)
+    assert len(stream.test_keys) == len(stream.labels) == 34
+    assert (stream.labels == -1).sum() == 4
+    for key, label in zip(stream.test_keys, stream.labels.tolist(), strict=True):
+        split, index = key.split("/")
+        assert split == "test"
+        name = images.classes[images.tensors["test.labels"][int(index)]]
+        assert label == (stream.classes.index(name) if name in stream.classes else -1)
+    again = Stream.make(images, 3, 5, 3, seed=1)
+    assert (again.tasks, again.test_keys) == (stream.tasks, stream.test_keys)
+    assert Stream.make(images, 3, 5, 3, seed=2).tasks != stream.tasks
+    with pytest.raises(ValueError, match="17 classes, not 20"):
+        Stream.make(images, 4, 5, 3, seed=1)
 
 
-def test_a_run_reports_every_method_as_json_markdown_and_plot(
-    environment: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_prior_is_computed_on_training_images_that_were_not_learned(data: Path) -> None:
+    images = ImageSet.load(data / "caltech.safetensors")
+    tasks, fresh, labels = training_stream(images, 2, 3, per_class=2, seed=0)
+    learned = {key for task in tasks for keys in task.values() for key in keys}
+    assert all(key.startswith("train/") for key in [*learned, *fresh])
+    assert not learned & set(fresh)
+    assert len(learned) == 12
+    assert sorted(set(labels.tolist())) == list(range(17))
+    owner = {images.tensors["train.labels"][int(key.split("/")[1])] for key in tasks[0]["0000"]}
+    own_fresh = [key for key, label in zip(fresh, labels, strict=True) if label == 0]
+    assert {images.tensors["train.labels"][int(key.split("/")[1])] for key in own_fresh} == owner
+
+
+def test_cells_are_chosen_by_pattern() -> None:
+    missing = Path("missing")
+    assert len(cells(["main"], missing)) == 4 * 3 * 5
+    names = [cell.name for cell in cells(["main", "few"], missing, ["*-cifar10-*-0-ours"])]
+    assert sorted(names) == ["few-cifar10-10-0-ours", "few-cifar10-5-0-ours", "main-cifar10-20-0-ours"]
+    # Without image sets, the suite for CI runs on generated images.
+    assert {cell.data for cell in cells(["short"], missing)} == {"made"}
+
+
+def test_the_time_left_is_estimated_per_group() -> None:
+    ours, closed = (Cell("main", "caltech", 20, 0, group, 8, 5, "x") for group in ("ours", "closed"))
+    assert time_left({"ours": [10.0, 20.0], "closed": [2.0]}, [ours, ours, closed]) == pytest.approx(32.0)
+    assert time_left({"ours": [10.0]}, [closed]) == pytest.approx(10.0)
+
+
+def test_a_run_reports_resumes_and_compares_with_the_reference(
+    environment: pytest.MonkeyPatch,
+    data: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    environment.setenv("OPENWORLD_TRAIN_EPOCHS", "1")
-    data, out = (
-        write_image_set(tmp_path / "noise.safetensors", {"train": 6, "test": 3}),
-        tmp_path / "reports" / "noise.json",
-    )
-    command = ["--data", data, "--tasks", 2, "--memory", 8, "--backbone", "tf_efficientnet_lite0", "--json", out]
-    main([str(part) for part in [*command, "--threads", 1]])
-    report = json.loads(out.read_text())
-    assert list(report["methods"]) == list(METHODS)
-    for result in report["methods"].values():
-        assert len(result["accuracy"]) == 2
-        assert len(result["auc"]) == 1
-        assert 0 <= result["mean"] <= 1
-        assert result["theorem_1"]["largest_relative_gap"] < 1e-9
-    assert report["backbone"]["name"] == "tf_efficientnet_lite0"
-    assert report["settings"]["epochs"] == 1
-    assert report["test_images"] == 12
-    assert "OPENWORLD_TRAIN_EPOCHS=1" in report["command"]
-    table = out.with_suffix(".md").read_text()
-    assert table == capsys.readouterr().out[: len(table)]
-    rows = [line for line in table.splitlines() if line.startswith("| ")]
-    assert len(rows) == 2 + len(METHODS)  # header, rule and one row per method
-    assert "![accuracy and AUC after each task](noise.png)" in table
-    assert out.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+    out, reference = tmp_path / "out", tmp_path / "short.json"
+    command = ["--data", str(data), "--out", str(out), "--suite", "short", "--threads", "1"]
+    command += ["--reference", str(reference)]
+    quick = ["--set", '{"epochs": 1, "back_epochs": 1, "gate_accuracy": 1}']
+    assert main([*command, *quick, "--write-reference"]) == 0
+    report = json.loads((out / "accuracy-short.json").read_text())
+    rows = report["results"]["caltech, 20 images per class"]
+    paper = {"paper", "paper-no-coefficient", "paper-no-back", "paper-neither"}
+    assert set(rows) == {"ours", *paper, "slda", "ncm", "ranpac", "knn", "joint"}
+    for row in rows.values():
+        assert len(row["results"][0]["accuracy"]) == len(row["results"][0]["auc"]) == 3
+        assert row["results"][0]["theorem_1"]["largest_relative_gap"] < 1e-9
+    assert rows["ours"]["mean"]["rejected"] is not None
+    assert {entry["figure"] for entry in report["differences"]} == {"last", "ai_auc"}
+    table = (out / "accuracy-short.md").read_text()
+    assert table in capsys.readouterr().out
+    assert sum(line.startswith("| caltech, 20 |") for line in table.splitlines()) == len(rows)
+    assert (out / "accuracy-short.png").read_bytes().startswith(b"\x89PNG")
+
+    # A second call runs nothing, one with other settings only what depends on them.
+    ran: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Runner, "_run", lambda self, cell: ran.append(cell.group))
+        assert main([*command, *quick]) == 0
+        assert ran == []
+        main([*command, "--set", '{"epochs": 2}'])
+        assert sorted(ran) == ["ours", "paper"]
+
+    # A figure that drops by more than its spread fails the run.
+    known = json.loads(reference.read_text())
+    known["caltech"]["ours"]["last"]["value"] += 2 * known["caltech"]["ours"]["last"]["spread"] + 0.01
+    reference.write_text(json.dumps(known))
+    assert main([*command, "--report-only"]) == 1
+    assert "dropped: caltech, ours: last" in capsys.readouterr().err
 
 
-def test_an_unknown_method_is_refused_and_the_known_ones_are_listed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_tokens_are_computed_once_and_read_from_the_file_later(
+    environment: pytest.MonkeyPatch, data: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(SystemExit):
-        main(["--data", str(tmp_path / "x"), "--json", str(tmp_path / "y.json"), "--methods", "more,magic"])
-    assert "unknown method magic; there are more, more-product" in capsys.readouterr().err
+    from benchmarks.accuracy.data import StoredTokens
+    from models.network.backbone import open_backbone
+
+    images = ImageSet.load(data / "caltech.safetensors")
+    backbone = open_backbone(tmp_path / "backbone", "tf_efficientnet_lite0")
+    keys = ["train/3", "test/0", "train/0"]
+    first = StoredTokens(backbone, images, tmp_path).get(keys)
+
+    def fail(key: str) -> bytes:
+        raise AssertionError(f"{key} was read again")
+
+    later = StoredTokens(backbone, images, tmp_path)
+    later._read = fail
+    assert (later.get(keys[::-1]).flip(0) == first).all()
+
+
+def test_a_cell_that_fails_does_not_stop_the_others(data: Path, tmp_path: Path) -> None:
+    ran = []
+
+    def run(self: Runner, cell: Cell) -> None:
+        ran.append(cell.group)
+        if cell.group == "ours":
+            raise RuntimeError("broken")
+
+    setup = Setup(data, tmp_path, tmp_path, None, 1, {})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Runner, "_run", run)
+        assert Runner(setup).run(cells(["short"], data)) == 1
+    assert ran == ["ours", "paper", "closed"]
