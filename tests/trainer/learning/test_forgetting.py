@@ -305,7 +305,11 @@ def test_more_images_of_a_known_class_change_only_its_statistics_and_heads() -> 
         one, other = (feature(learner.backbone, any_tokens(), tensors_of(task)) for task in (old, new))
         assert torch.equal(one, other)
     counts = [count_of(after.model, k) - count_of(before.model, k) for k in range(2)]
-    assert counts == [9, 0]  # one of the ten is held out
+    held_out = {sample.key for sample in after.samples.held_out} & set(more["class 1"])
+    assert held_out
+    assert counts == [10 - len(held_out), 0]
+    frozen = after.model.frozen.counts - before.model.frozen.counts
+    assert frozen.tolist() == [0, 10, 0, 0]  # the closed-form statistics hold all of them
     assert same(after.model.tasks[1].head, before.model.tasks[1].head)
     assert not same(after.model.tasks[0].head, before.model.tasks[0].head)
 
