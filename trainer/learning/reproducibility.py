@@ -5,6 +5,7 @@ import os
 
 import numpy as np
 import torch
+from threadpoolctl import threadpool_limits
 
 from models.errors import BackboneError
 from trainer.learning.settings import LearnerSettings
@@ -25,6 +26,7 @@ def configure_torch(settings: LearnerSettings) -> None:
     # flushing them to zero halves an epoch. Threads inherit the flag, so it is set before they are created.
     torch.set_flush_denormal(True)
     torch.set_num_threads(settings.threads)
+    threadpool_limits(settings.threads, user_api="blas")  # sums of products depend on the number of threads
     torch.use_deterministic_algorithms(True)
 
 
