@@ -198,12 +198,28 @@ def test_the_prior_of_the_product_is_that_of_all_data_sets() -> None:
 
 
 def test_a_check_says_by_how_much_it_is_met_or_not() -> None:
-    mean = {"last": 0.9, "ai_auc": 0.95, "rejected": 0.2, "self_accuracy": 0.91, "self_auc": None, "ece": 0.02}
+    mean = {"last": 0.9, "ai_auc": 0.95, "rejected": 0.2, "flagged": 0.6, "self_accuracy": 0.91, "self_auc": None}
     mean["auc_where_reported"] = None
-    table = {("set", 20): {"ours": {"mean": mean}, "paper": {"mean": {"last": 0.8, "ai_auc": 0.94}}}}
+    others = {
+        "paper": {"mean": {"last": 0.8, "ai_auc": 0.94}},
+        "product-v1": {"mean": {"last": 0.895, "ai_auc": 0.90, "flagged": 0.5}},
+    }
+    table = {("set", 20): {"ours": {"mean": mean}, **others}}
     checks = {check["text"]: check["met"] for check in acceptance(table, [])}
-    assert checks["last accuracy ours - paper: +10.0 (bar +2)"]
+    assert checks["last accuracy ours - paper: +10.0 (bar +1)"]
+    assert not checks["last accuracy ours - product-v1: +0.5 (bar +1)"]
     assert not checks["AI-AUC ours - paper: +1.0 (bar +2)"]
-    rejection = "share of known images rejected, distance from 5 %, largest: 15.0 on set, 20 images per class (bar 3)"
+    assert checks["AI-AUC ours - product-v1: +5.0 (bar +4)"]
+    rejection = "share of known images rejected, distance from 5 %, largest: 15.0 on set, 20 images per class (bar 1.5)"
     assert not checks[rejection]
+    assert not checks["share of novel images flagged, ours / product-v1: 1.20 (bar 1.5)"]
+    assert checks["self-reported - measured accuracy, mean: +1.0 (bar 2)"]
     assert not any("novelty AUC" in text for text in checks)  # not defined
+
+
+def test_a_deficit_on_one_data_set_counts_only_when_its_interval_excludes_zero() -> None:
+    entry = {"data": "set", "per_class": 20, "figure": "last", "best_other": "slda", "difference": -0.02, "low": -0.04}
+    for high, met in ((0.01, True), (-0.01, False)):
+        (check,) = acceptance({}, [{**entry, "high": high}])
+        assert check["text"].startswith("last accuracy ours - best other, least lead: -2.0 on set")
+        assert check["met"] is met
