@@ -82,7 +82,7 @@ class LeaveOut:
         # The scatter loses the rows `out`, so the covariance loses share * out' out.
         out = removed.rows(products)  # (v, n + C)
         share = (1 - self.statistics.shrinkage) / self.statistics.freedom
-        core = np.linalg.inv(np.eye(len(out)) / share - removed.rows(out.T[:n]).T) if len(out) else np.zeros((0, 0))
+        core = share * np.linalg.inv(np.eye(len(out)) - share * removed.rows(out.T[:n]).T)
         out_x, out_means = with_scored(out), with_means(out)  # (v, s), (v, C')
         squares = with_means(means).diagonal() + (out_means * (core @ out_means)).sum(axis=0)
         lengths = with_scored(x).diagonal() + (out_x * (core @ out_x)).sum(axis=0)

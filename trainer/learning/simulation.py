@@ -44,9 +44,10 @@ def simulated_novelty(kept: LeaveOut, rng: np.random.Generator) -> list[tuple[Fl
         fresh, novel = np.flatnonzero(~is_novel & (folds == part)), np.flatnonzero(is_novel)
         if len(fresh) == 0:
             continue
-        known = frozen_summaries(kept.scores(fresh, fresh, left))
-        centre, scale = standard(known)
-        out.append(((known - centre) / scale, (frozen_summaries(kept.scores(novel, fresh, left)) - centre) / scale))
+        both = frozen_summaries(kept.scores(np.concatenate([fresh, novel]), fresh, left))
+        centre, scale = standard(both[: len(fresh)])
+        both = (both - centre) / scale
+        out.append((both[: len(fresh)], both[len(fresh) :]))
     return out
 
 

@@ -1,0 +1,75 @@
+"""`python -m benchmarks.fit_time --json OUT`: seconds to fit both decisions of a version, by the number of tasks.
+
+Random features of the offline default's sizes: the time depends on the sizes only. Tasks have 5 classes with 20 images,
+of which 4 are held out; a calibration uses at most 2,000 images.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from threadpoolctl import threadpool_limits
+
+from benchmarks.machine import machine
+from models.inference.evidence import Evidence, FrozenScores
+from models.inference.frozen import FrozenStatistics
+from trainer.learning.calibration import Target, fit_novelty, fit_rule
+from trainer.learning.leave_out import LeaveOut
+from trainer.learning.prior import Prior
+from trainer.learning.simulation import left_out_scores, simulated_novelty
+
+FEATURE, EXPANDED = 1712, 1024  # EfficientNet-Lite0
+CLASSES, IMAGES, HELD_OUT, MOST = 5, 20, 4, 2000
+
+
+def measure(tasks: int) -> dict[str, float]:
+    """Seconds of each part, for a version of this many tasks."""
+    rng = np.random.default_rng(tasks)
+    classes = tasks * CLASSES
+    labels = np.repeat(np.arange(classes), IMAGES)
+    centres = rng.standard_normal((classes, FEATURE))
+    noise = rng.standard_normal((len(labels), FEATURE)) * np.linspace(0.1, 3, FEATURE)  # not the same in all directions
+    features = ((centres[labels] + noise) / 60).astype(np.float32)
+    expanded = np.maximum(features @ rng.standard_normal((FEATURE, EXPANDED)), 0).astype(np.float32)
+    statistics = FrozenStatistics.fit(features, expanded, labels, classes)
+    chosen = np.flatnonzero(np.tile(np.arange(IMAGES) < max(1, min(IMAGES, MOST // classes)), classes))
+    kept = LeaveOut(statistics, features[chosen], expanded[chosen], labels[chosen])
+    started = time.monotonic()
+    left_out = left_out_scores(kept, rng)
+    scored = time.monotonic()
+    fit_novelty(left_out, simulated_novelty(kept, rng), Prior(), Target())
+    novelty = time.monotonic()
+    held = np.flatnonzero(np.arange(len(chosen)) % (len(chosen) // classes) < HELD_OUT)
+    shape = len(held), CLASSES
+    evidence = Evidence(
+        [rng.standard_normal((len(held), CLASSES + 1)) for _ in range(tasks)],
+        [np.abs(rng.standard_normal(shape)) + 1 for _ in range(tasks)],
+        [rng.uniform(-1, 1, shape) for _ in range(tasks)],
+        FrozenScores(left_out.distances[held], left_out.cosines[held], left_out.ridge[held]),
+    )
+    fit_rule(evidence, kept.columns[held], Prior())
+    rule = time.monotonic()
+    parts = {"left_out": scored - started, "novelty": novelty - scored, "rule": rule - novelty}
+    return {**{name: round(seconds, 3) for name, seconds in parts.items()}, "total": round(rule - started, 3)}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.fit_time", description=__doc__)
+    parser.add_argument("--json", type=Path, required=True, help="report file")
+    args = parser.parse_args(argv)
+    threadpool_limits(os.cpu_count() or 1, user_api="blas")
+    results = {str(tasks): measure(tasks) for tasks in (1, 10, 50)}
+    document = {"command": "python -m benchmarks.fit_time", "machine": machine(), "seconds_by_tasks": results}
+    args.json.parent.mkdir(parents=True, exist_ok=True)
+    args.json.write_text(json.dumps(document, indent=1) + "\n")
+    print(json.dumps(results, indent=1))
+
+
+if __name__ == "__main__":
+    main()
