@@ -1,7 +1,7 @@
 """The prior of both decisions: what the weights are before a version has images enough to fit its own.
 
-Computed by `python -m benchmarks.accuracy.prior` on training images of CIFAR-10, Tiny-ImageNet, Grocery and Caltech,
-where the classes that are not learned yet are really novel.
+Rounded values of trials on training images of CIFAR-10, Grocery and Caltech, where the classes that are not learned yet
+are really novel. `python -m benchmarks.accuracy.prior` computes such values for any data sets.
 """
 
 from pydantic import BaseModel, ConfigDict, Field
