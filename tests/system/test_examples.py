@@ -175,7 +175,7 @@ def test_a_folder_is_taught_and_then_known(service: Loop, tmp_path: Path) -> Non
 
 
 def test_a_refused_folder_names_its_problems(service: Loop, tmp_path: Path) -> None:
-    write(tmp_path / "fruit" / "plum", only=IMAGES.read("plum/0"))
+    write(tmp_path / "fruit" / "plum", good=IMAGES.read("plum/0"), bad=b"not an image")
     done = run("teach_folder.py", tmp_path / "fruit", url=service.url)
     assert done.returncode == 1
     assert "the batch was refused" in done.stderr
@@ -184,8 +184,7 @@ def test_a_refused_folder_names_its_problems(service: Loop, tmp_path: Path) -> N
 
 def test_novelties_are_exported_named_and_submitted(service: Loop, tmp_path: Path) -> None:
     for number in range(6):
-        image = IMAGES.read(f"kiwi/{number}")
-        answer = httpx.post(f"{service.url}/predict", content=image).json()["predictions"][0]
+        answer = httpx.post(f"{service.url}/predict", content=novel_image(number)).json()["predictions"][0]
         assert answer["novel"], "the test needs novel images"
     wait_until(lambda: len(httpx.get(f"{service.url}/novelties?limit=200").json()["items"]) >= 1)
     exported = tmp_path / "novel"

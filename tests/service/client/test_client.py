@@ -48,8 +48,8 @@ def test_of_many_images_a_bad_one_is_a_failure(server: RunningServer, kind: str,
 
 
 def test_a_pinned_version_answers(server: RunningServer, kind: str) -> None:
-    assert call(kind, server.url, "predict", known_image("class 4")).label == "class 4"
-    pinned = call(kind, server.url, "predict", known_image("class 4"), version=1)
+    assert call(kind, server.url, "predict", known_image("class 2")).label == "class 2"
+    pinned = call(kind, server.url, "predict", known_image("class 2"), version=1)
     assert (pinned.version, pinned.novel) == (1, True)  # version 1 has not learned that class
     many = call(kind, server.url, "predict_many", [known_image("class 0"), known_image("class 2")], version=2)
     assert [answer.version for answer in many] == [2, 2]
