@@ -18,7 +18,8 @@ help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 test: system check ## lint, types and every test (creates .venv when it is absent)
-	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
+	# Two workers: with several threads each, torch and BLAS would wait for each other.
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 check: lint types imports ## lint, types and import contracts only
 

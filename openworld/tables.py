@@ -55,6 +55,8 @@ def print_report(manifest: Manifest) -> None:
     facts = {
         "version": _lineage(manifest),
         "images": ", ".join(f"{name} ({n})" for name, n in metrics["images_per_class"].items()),
+        "estimate": f"for fresh images, accuracy {percent(metrics['accuracy'])}, AUC of novelty "
+        f"{ratio(metrics['novelty_auc'])}",
         "never seen": _threshold(manifest),
         "rule": manifest.rule["name"],
         "capacity": f"{percent(capacity['used_max'])} of {capacity['bottleneck']} units in the fullest adapter, "
@@ -101,8 +103,11 @@ def ratio(value: float | None) -> str:
 
 
 def _threshold(manifest: Manifest) -> str:
+    """Which images are answered as never seen."""
     if manifest.threshold is None:
         return "every image"
+    if manifest.settings["flag"] is not None:
+        return f"{100 * manifest.settings['flag']:.0f} % of simulated novel images"
     return f"what scores below {100 * manifest.settings['accept']:.0f} % of known images"
 
 
