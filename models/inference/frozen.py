@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from models.inference.evidence import Array, Floats, FrozenScores, cosine
 
-# The ridge penalty, relative to the mean diagonal of the Gram matrix; chosen on training images of four data sets.
+# The ridge penalty, relative to the mean diagonal of the Gram matrix; chosen on training images of Grocery and Caltech.
 RIDGE = 0.1
 # The least share of the scaled identity: the covariance stays invertible in float32 when images outnumber dimensions.
 LEAST_SHRINKAGE = 1e-3

@@ -17,7 +17,8 @@ import numpy as np
 
 from models.inference.evidence import Evidence, Floats, log_distance, log_softmax
 
-TERMS = ("probability", "coefficient", "task_cosine", "frozen_distance", "frozen_cosine", "ridge")
+FROZEN_TERMS = ("frozen_distance", "frozen_cosine", "ridge")
+TERMS = ("probability", "coefficient", "task_cosine", *FROZEN_TERMS)
 PAPER = {"probability": 1.0, "coefficient": 1.0}
 
 

@@ -11,8 +11,8 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
-from models.inference.evidence import Floats, FrozenScores, log_softmax
-from models.inference.rules import Rule
+from models.inference.evidence import Evidence, Floats, FrozenScores, log_softmax
+from models.inference.rules import FROZEN_TERMS, Rule
 
 MOST_PAIRS, MOST_LABELS, MOST_CLASSES = 5, 10, 3
 CONFUSED_IMAGES, CONFUSED_SHARE = 2, 0.1  # of a confused pair, at least
@@ -106,14 +106,12 @@ def label_shares(
     labels: Sequence[str | None],
 ) -> Shares:
     """The shares of all images that were left out: merged classes are one label, retired classes do not count."""
-    terms = {"frozen_distance": -left_out.distances, "frozen_cosine": left_out.cosines, "ridge": left_out.ridge}
-    scores = np.zeros_like(left_out.ridge)
-    for name, value in terms.items():
-        scores += rule.weights.get(name, 0.0) * value
+    frozen_only = Rule(rule.name, {name: rule.weights.get(name, 0.0) for name in FROZEN_TERMS})
+    scores = frozen_only.log_scores(Evidence([], [], [], left_out))
     names = tuple(dict.fromkeys(name for name in labels if name is not None))
     active = np.flatnonzero([name is not None for name in labels])
     of_class = np.array([-1 if name is None else names.index(name) for name in labels], np.int64)
-    rows = np.flatnonzero(np.isin(columns, active) & ~np.isnan(scores).any(axis=1))
+    rows = np.flatnonzero(np.isin(columns, active) & ~np.isnan(left_out.ridge).any(axis=1))
     values = np.zeros((len(rows), len(names)))
     if len(rows):
         shares = np.exp(log_softmax(scores[np.ix_(rows, active)]))

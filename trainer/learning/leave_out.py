@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from models.inference.evidence import Floats, FrozenScores, cosine
 from models.inference.frozen import FrozenStatistics
+from trainer.learning.likeness import likeness_groups
 
 Indices = NDArray[np.int64]
 
@@ -25,6 +26,11 @@ class LeaveOut:
     features: NDArray[np.float32]  # (n, f)
     expanded: NDArray[np.float32]  # (n, M)
     columns: Indices  # (n,), the class of each image, as a column of the scores
+
+    @cached_property
+    def likeness(self) -> Indices:
+        """The likeness group of each image: (n,)."""
+        return likeness_groups(self.features, self.columns)
 
     @cached_property
     def _products(self) -> Floats:
@@ -65,16 +71,21 @@ class LeaveOut:
         means = products[n + removed.remaining] - removed.loss.T @ products[removed.images]  # (C', n + C)
         centre = means.mean(axis=0)
 
+        def with_plain_means(block: Floats) -> Floats:
+            """Products with the means of the remaining classes: (k, n + C) -> (k, C')."""
+            out: Floats = block[:, n + removed.remaining] - block[:, removed.images] @ removed.loss
+            return out
+
         def with_means(block: Floats) -> Floats:
             """Products with the centred means of the remaining classes: (k, n + C) -> (k, C')."""
-            raw = block[:, n + removed.remaining] - block[:, removed.images] @ removed.loss
-            out: Floats = raw - raw.mean(axis=1, keepdims=True)
+            plain = with_plain_means(block)
+            out: Floats = plain - plain.mean(axis=1, keepdims=True)
             return out
 
         def with_scored(block: Floats) -> Floats:
             """Products with the centred scored images: (k, n + C) -> (k, s)."""
-            raw = block[:, n + removed.remaining] - block[:, removed.images] @ removed.loss
-            out: Floats = block[:, scored] + block[:, n + self.columns[scored]] - raw.mean(axis=1, keepdims=True)
+            centres = with_plain_means(block).mean(axis=1, keepdims=True)
+            out: Floats = block[:, scored] + block[:, n + self.columns[scored]] - centres
             return out
 
         x = products[scored] + products[n + self.columns[scored]] - centre  # (s, n + C)

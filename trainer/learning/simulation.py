@@ -5,7 +5,7 @@ import numpy as np
 from models.inference.evidence import Floats, FrozenScores
 from models.inference.novelty import frozen_summaries
 from trainer.learning.leave_out import LeaveOut
-from trainer.learning.likeness import assign_folds, likeness_groups
+from trainer.learning.likeness import assign_folds
 
 FOLDS = 10
 CLASS_GROUPS = 4  # a quarter of the classes is left out in turn
@@ -17,7 +17,7 @@ def left_out_scores(kept: LeaveOut, rng: np.random.Generator) -> FrozenScores:
 
     An image whose class has no other one is not left out. NaN marks its row.
     """
-    folds = assign_folds(kept.columns, likeness_groups(kept.features, kept.columns), FOLDS, rng)
+    folds = assign_folds(kept.columns, kept.likeness, FOLDS, rng)
     shape = (len(kept.columns), len(kept.statistics.counts))
     out = FrozenScores(*(np.full(shape, np.nan) for _ in range(3)))
     for fold in np.unique(folds[folds >= 0]):
@@ -36,7 +36,7 @@ def simulated_novelty(kept: LeaveOut, rng: np.random.Generator) -> list[tuple[Fl
     present = np.unique(kept.columns)
     parts = min(CLASS_GROUPS, len(present))
     classes = rng.permutation(present)
-    folds = assign_folds(kept.columns, likeness_groups(kept.features, kept.columns), CLASS_GROUPS, rng)
+    folds = assign_folds(kept.columns, kept.likeness, CLASS_GROUPS, rng)
     out = []
     for part in range(parts if parts > 1 else 0):
         left = classes[part::parts]
