@@ -17,7 +17,7 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from benchmarks.machine import machine
-from models.inference.evidence import Evidence, FrozenScores
+from models.inference.evidence import Evidence
 from models.inference.frozen import FrozenStatistics
 from trainer.learning.calibration import Target, fit_novelty, fit_rule
 from trainer.learning.leave_out import LeaveOut
@@ -45,13 +45,14 @@ def measure(tasks: int) -> dict[str, float]:
     scored = time.monotonic()
     fit_novelty(left_out, simulated_novelty(kept, rng), Prior(), Target())
     novelty = time.monotonic()
-    held = np.flatnonzero(np.arange(len(chosen)) % (len(chosen) // classes) < HELD_OUT)
-    shape = len(held), CLASSES
+    held = np.arange(len(chosen)) % (len(chosen) // classes) < HELD_OUT
+    count = int(held.sum())
+    shape = count, CLASSES
     evidence = Evidence(
-        [rng.standard_normal((len(held), CLASSES + 1)) for _ in range(tasks)],
+        [rng.standard_normal((count, CLASSES + 1)) for _ in range(tasks)],
         [np.abs(rng.standard_normal(shape)) + 1 for _ in range(tasks)],
         [rng.uniform(-1, 1, shape) for _ in range(tasks)],
-        FrozenScores(left_out.distances[held], left_out.cosines[held], left_out.ridge[held]),
+        left_out.rows(held),
     )
     fit_rule(evidence, kept.columns[held], Prior())
     rule = time.monotonic()

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from models.inference.evidence import Array, Floats, FrozenScores, cosine
+from models.inference.evidence import Array, Floats, FrozenScores, cosine, span_basis, span_distance
 
 # The ridge penalty, relative to the mean diagonal of the Gram matrix; chosen on training images of Grocery and Caltech.
 RIDGE = 0.1
@@ -35,6 +35,7 @@ class _Solved(NamedTuple):
     centre: Floats  # (f,), the mean of the class means
     directions: Array  # (f, C), precision times the centred class means
     squares: Floats  # (C,), squared length of the whitened, centred class means
+    basis: Floats  # (C, C) of their span
     coefficients: Array  # (M, C) of the ridge regression
 
 
@@ -97,7 +98,7 @@ class FrozenStatistics:
     def without_images(self, features: Rows, expanded: Rows, labels: Labels) -> FrozenStatistics:
         """Remove images that were added before; every class keeps at least one."""
         if (self.counts <= np.bincount(labels, minlength=len(self.counts))).any():
-            raise ValueError("cannot remove every image of a class: remove the class")
+            raise ValueError("cannot remove every image of a class")
         return self._changed(features, expanded, labels, -1)
 
     def _changed(self, features: Rows, expanded: Rows, labels: Labels, sign: int) -> FrozenStatistics:
@@ -124,24 +125,6 @@ class FrozenStatistics:
             self.gram + sign * (h.T @ h),
         )
 
-    def without_classes(
-        self, classes: NDArray[np.integer], features: Rows, expanded: Rows, labels: Labels
-    ) -> FrozenStatistics:
-        """Remove whole classes, given images of them; where some images are not at hand, those given stand for all."""
-        mine = np.isin(labels, classes)
-        x, h, own = np.asarray(features[mine], np.float64), np.asarray(expanded[mine], np.float64), labels[mine]
-        given = np.bincount(own, minlength=len(self.counts))
-        weight = np.sqrt(self.counts / np.maximum(given, 1))[own][:, None]
-        rows, h = (x - self.means[own]) * weight, h * weight
-        keep = np.setdiff1d(np.arange(len(self.counts)), classes)
-        return FrozenStatistics(
-            self.counts[keep],
-            self.means[keep],
-            self.scatter - rows.T @ rows,
-            self.moments[keep],
-            self.gram - h.T @ h,
-        )
-
     @property
     def freedom(self) -> int:
         """Degrees of freedom of the covariance within classes."""
@@ -153,14 +136,17 @@ class FrozenStatistics:
         trace, square = float(np.trace(self.scatter)), float((self.scatter**2).sum())
         return max(shrinkage(trace, square, len(self.scatter), self.freedom), LEAST_SHRINKAGE)
 
-    def covariance(self) -> Floats:
-        """The pooled covariance within classes, shrunk toward a scaled identity: (f, f)."""
+    def covariance(self, freedom: float | None = None) -> Floats:
+        """The pooled covariance within classes, shrunk toward a scaled identity: (f, f).
+
+        Another number of degrees of freedom scales the pooled part, not the identity.
+        """
         variance = float(np.trace(self.scatter)) / self.freedom / len(self.scatter)
         if variance <= 0:
             # One image per class: there is no variance. The spread of the means, or their size, is the only scale left.
             spread = self.means.var(axis=0) if len(self.means) > 1 else self.means**2
             return np.eye(len(self.scatter)) * max(float(spread.mean()), 1e-12)
-        out: Floats = self.scatter * ((1 - self.shrinkage) / self.freedom)
+        out: Floats = self.scatter * ((1 - self.shrinkage) / (freedom or self.freedom))
         out[np.diag_indices(len(out))] += self.shrinkage * variance
         return out
 
@@ -168,14 +154,19 @@ class FrozenStatistics:
         """Score n images against every class."""
         if len(self.counts) == 0:
             nothing = np.zeros((len(features), 0))
-            return FrozenScores(nothing, nothing, nothing)
+            return FrozenScores(nothing, nothing, nothing, nothing)
         solved = self._solved
         x = (features - solved.centre).astype(np.float32)
         lengths = ((x @ self.precision) * x).sum(axis=1, keepdims=True, dtype=np.float64)
         products = (x @ solved.directions).astype(np.float64)
         distances = np.sqrt(np.maximum(lengths + solved.squares - 2 * products, 0.0))
         ridge = (expanded.astype(np.float32, copy=False) @ solved.coefficients).astype(np.float64)
-        return FrozenScores(distances, cosine(products, lengths, solved.squares), ridge)
+        return FrozenScores(
+            distances,
+            cosine(products, lengths, solved.squares),
+            ridge,
+            span_distance(products, solved.basis, lengths, solved.squares),
+        )
 
     @property
     def centre(self) -> Floats:
@@ -198,9 +189,15 @@ class FrozenStatistics:
     def _solved(self) -> _Solved:
         means = self.means - self.centre
         directions = self.precision.astype(np.float64) @ means.T
-        squares = (means.T * directions).sum(axis=0)
+        inner = means @ directions
         coefficients = np.linalg.solve(self.regularised_gram.astype(np.float32), self.moments.T.astype(np.float32))
-        return _Solved(self.centre, directions.astype(np.float32), squares, coefficients.astype(np.float32))
+        return _Solved(
+            self.centre,
+            directions.astype(np.float32),
+            inner.diagonal(),
+            span_basis((inner + inner.T) / 2),
+            coefficients.astype(np.float32),
+        )
 
 
 def shrinkage(trace: float, square: float, dimensions: int, freedom: int) -> float:

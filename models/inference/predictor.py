@@ -57,9 +57,9 @@ class Predictor:
         """The number of held-out scores behind the calibrated score."""
         return len(self.model.novelty.known)
 
-    def decode(self, data: bytes) -> Array:
-        """The pixels of an image: (3, H, W)."""
-        return load_pixels(data, self.preprocessing, self.limits)
+    def decode(self, data: bytes, small_only: bool = False) -> Array:
+        """The pixels of an image: (3, H, W). With `small_only`, LargeImage if it takes long to decode."""
+        return load_pixels(data, self.preprocessing, self.limits, small_only=small_only)
 
     def score(self, pixels: Sequence[Array], all_threads: bool = True) -> list[Scored]:
         """One answer per image, in order; pass `all_threads=False` while other batches are computed."""

@@ -1,7 +1,7 @@
 """What would improve a version: confused classes, labels that look wrong, and classes that need more images.
 
 All three follow from left-out frozen scores of the kept images. The networks have seen most of these images, so their
-evidence does not count. An image's shares are the softmax of the fitted rule's frozen terms over all classes.
+evidence does not count. An image's shares are the softmax of a rule's frozen terms over all classes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,6 +17,7 @@ from models.inference.rules import FROZEN_TERMS, Rule
 MOST_PAIRS, MOST_LABELS, MOST_CLASSES = 5, 10, 3
 CONFUSED_IMAGES, CONFUSED_SHARE = 2, 0.1  # of a confused pair, at least
 OWN_SHARE, OTHER_SHARE = 0.05, 0.8  # a label looks wrong if its share is below, and that of another label above
+FACTORS = 2.0 ** np.arange(-1, 5)
 
 PRIOR_IMAGES = 2  # how many images of a class the error rate of all classes counts for
 LEAST_MORE, MOST_MORE = 10, 50  # images to ask for
@@ -96,6 +97,21 @@ def advise(
             images[name] += count
     suspicious = suspicious_rows(shares)
     return Advice(confused_pairs(shares), wrong_labels(shares, suspicious), weak_classes(shares, suspicious, images))
+
+
+def frozen_rule(rule: Rule, left_out: FrozenScores, columns: NDArray[np.int64]) -> Rule:
+    """The frozen terms of a rule, times the factor that suits left-out images best when these terms decide alone."""
+    weights = {name: rule.weights.get(name, 0.0) for name in FROZEN_TERMS}
+    rows = np.flatnonzero(~np.isnan(left_out.ridge).any(axis=1))
+    if len(rows) == 0:
+        return Rule(rule.name, weights)
+    scores = Rule(rule.name, weights).log_scores(Evidence([], [], [], left_out))[rows]
+
+    def loss(factor: float) -> float:
+        return -float(log_softmax(factor * scores)[np.arange(len(rows)), columns[rows]].mean())
+
+    factor = min(FACTORS.tolist(), key=loss)
+    return Rule(rule.name, {name: factor * weight for name, weight in weights.items()})
 
 
 def label_shares(

@@ -4,14 +4,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
-from models.inference.evidence import Features, Floats, FrozenScores
+from models.inference.evidence import Features, Floats
 from models.inference.model import Model
 from models.inference.novelty import Novelty
 from models.inference.rules import Rule
 from models.network.adapted_blocks import tensors_of
-from trainer.learning.advice import advise
+from trainer.learning.advice import advise, frozen_rule
 from trainer.learning.calibration import Target, fit_novelty, fit_rule, paper_novelty
 from trainer.learning.gate import Verdict, auc, judge
 from trainer.learning.leave_out import LeaveOut
@@ -48,7 +47,7 @@ def evaluate(
     features = Features(
         [tokens.features(held_keys, tensors_of(task)) for task in model.tasks], kept.features[rows], kept.expanded[rows]
     )
-    after = replace(model.evidence(features), frozen=_rows(left_out, rows))
+    after = replace(model.evidence(features), frozen=left_out.rows(rows))
     target = Target(settings.accept, settings.flag)
     novelty_auc: float | None
     fitted = fit_rule(after, columns[rows], settings.recipe.prior)
@@ -66,13 +65,13 @@ def evaluate(
     model = replace(model, rule=rule, novelty=novelty)
     names = [labels[key] for key in held_keys]
     # The paper's rule has no frozen terms, so the advice always follows the fitted rule.
-    advice = advise(left_out, fitted, keys, columns, model.labels, model.frozen.counts)
+    advice = advise(left_out, frozen_rule(fitted, left_out, columns), keys, columns, model.labels, model.frozen.counts)
     if not parent.tasks:
         verdict = judge(None, model, None, after, names, novelty_auc, settings)
         return model, replace(verdict, advice=advice)
     before = parent.evidence(replace(features, tasks=features.tasks[: len(parent.tasks)]))
     # The parent's statistics hold these images too: the new ones, without the new classes, stand for them.
-    before = replace(before, frozen=_columns(after.frozen, len(parent.classes)))
+    before = replace(before, frozen=after.frozen.first_classes(len(parent.classes)))
     verdict = judge(parent, model, before, after, names, novelty_auc, settings)
     return model, replace(verdict, advice=advice)
 
@@ -92,11 +91,3 @@ def _auc(novelty: Novelty, simulations: Sequence[tuple[Floats, Floats]]) -> floa
     """Known against novel images of all simulations."""
     known, novel = ([side @ novelty.weights[:-1] for side in sides] for sides in zip(*simulations, strict=True))
     return auc(np.concatenate(known), np.concatenate(novel))
-
-
-def _rows(scores: FrozenScores, rows: NDArray[np.bool_]) -> FrozenScores:
-    return FrozenScores(scores.distances[rows], scores.cosines[rows], scores.ridge[rows])
-
-
-def _columns(scores: FrozenScores, count: int) -> FrozenScores:
-    return FrozenScores(scores.distances[:, :count], scores.cosines[:, :count], scores.ridge[:, :count])

@@ -1,17 +1,18 @@
 """Frozen scores of kept images under statistics that leave out some images or whole classes.
 
 Statistics without an image differ by a few outer products, so their scores follow from inner products that are computed
-once (the Woodbury identity), not from another inverse for each fold. Exact, but for the shrinkage, whose amount stays
-that of all images.
+once (the Woodbury identity), not from another inverse for each fold. Exact, but for two numbers of the covariance: the
+amount of the identity stays that of all images, because fresh images will be scored with it, and the degrees of freedom
+are the same for all folds.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from models.inference.evidence import Floats, FrozenScores, cosine
+from models.inference.evidence import Floats, FrozenScores, cosine, span_basis, span_distance
 from models.inference.frozen import FrozenStatistics
 from trainer.learning.likeness import likeness_groups
 
@@ -26,20 +27,23 @@ class LeaveOut:
     features: NDArray[np.float32]  # (n, f)
     expanded: NDArray[np.float32]  # (n, M)
     columns: Indices  # (n,), the class of each image, as a column of the scores
+    _products_at: dict[float, Floats] = field(default_factory=dict)
 
     @cached_property
     def likeness(self) -> Indices:
         """The likeness group of each image: (n,)."""
         return likeness_groups(self.features, self.columns)
 
-    @cached_property
-    def _products(self) -> Floats:
+    def _products(self, freedom: float) -> Floats:
         """Inner products in the whitened space, (n + C, n + C): images about their class means, then class means."""
-        statistics = self.statistics
-        rows = np.concatenate([self.features - statistics.means[self.columns], statistics.means - statistics.centre])
-        rows = rows.astype(np.float32)
-        out: Floats = ((rows @ statistics.precision) @ rows.T).astype(np.float64)
-        return out
+        if freedom not in self._products_at:
+            statistics = self.statistics
+            rows = np.concatenate(
+                [self.features - statistics.means[self.columns], statistics.means - statistics.centre]
+            ).astype(np.float32)
+            covariance = statistics.covariance(freedom).astype(np.float32)
+            self._products_at[freedom] = (rows @ np.linalg.solve(covariance, rows.T)).astype(np.float64)
+        return self._products_at[freedom]
 
     @cached_property
     def _ridge_products(self) -> tuple[Floats, Floats]:
@@ -48,9 +52,10 @@ class LeaveOut:
         solved = np.linalg.solve(self.statistics.regularised_gram.astype(np.float32), h.T)  # (M, n)
         return (h @ solved).astype(np.float64), (self.statistics.moments @ solved).T.astype(np.float64)
 
-    def scores(self, scored: Indices, images: Indices, classes: Indices) -> FrozenScores:
+    def scores(self, scored: Indices, images: Indices, classes: Indices, freedom: float | None = None) -> FrozenScores:
         """The scores of the images `scored` without the images `images` and without the classes `classes`.
 
+        `freedom` is how many degrees of freedom remain, by default all. Calls with the same value share one inverse.
         One column for each remaining class. The removed images belong to remaining classes, which keep at least one
         image each. Of a removed class, the images at hand stand for all that the statistics hold.
         """
@@ -63,11 +68,11 @@ class LeaveOut:
         at_hand = np.bincount(self.columns[whole], minlength=len(counts))
         weight = np.sqrt((counts / np.maximum(at_hand, 1))[self.columns[whole]])
         removed = _Removed(images, member, member / left, remaining, whole, weight, left)
-        distances, cosines = self._gaussian(scored, removed)
-        return FrozenScores(distances, cosines, self._ridge(scored, removed))
+        distances, cosines, span_distances = self._gaussian(scored, removed, freedom or self.statistics.freedom)
+        return FrozenScores(distances, cosines, self._ridge(scored, removed), span_distances)
 
-    def _gaussian(self, scored: Indices, removed: "_Removed") -> tuple[Floats, Floats]:
-        products, n = self._products, len(self.columns)
+    def _gaussian(self, scored: Indices, removed: "_Removed", freedom: float) -> tuple[Floats, Floats, Floats]:
+        products, n = self._products(freedom), len(self.columns)
         means = products[n + removed.remaining] - removed.loss.T @ products[removed.images]  # (C', n + C)
         centre = means.mean(axis=0)
 
@@ -92,17 +97,16 @@ class LeaveOut:
         means = means - centre
         # The scatter loses the rows `out`, so the covariance loses share * out' out.
         out = removed.rows(products)  # (v, n + C)
-        share = (1 - self.statistics.shrinkage) / self.statistics.freedom
+        share = (1 - self.statistics.shrinkage) / freedom
         core = share * np.linalg.inv(np.eye(len(out)) - share * removed.rows(out.T[:n]).T)
         out_x, out_means = with_scored(out), with_means(out)  # (v, s), (v, C')
-        squares = with_means(means).diagonal() + (out_means * (core @ out_means)).sum(axis=0)
-        lengths = with_scored(x).diagonal() + (out_x * (core @ out_x)).sum(axis=0)
+        between = with_means(means) + out_means.T @ (core @ out_means)
+        lengths = (with_scored(x).diagonal() + (out_x * (core @ out_x)).sum(axis=0))[:, None]
         inner = with_means(x) + out_x.T @ core @ out_means
-        # Fewer images: the covariance is a mean over fewer degrees of freedom.
-        fewer = max(float(removed.left.sum() - len(removed.left)), 1.0) / self.statistics.freedom
-        squares, lengths, inner = squares * fewer, lengths[:, None] * fewer, inner * fewer
+        squares = between.diagonal()
         distances = np.sqrt(np.maximum(lengths + squares - 2 * inner, 0.0))
-        return distances, cosine(inner, lengths, squares)
+        basis = span_basis((between + between.T) / 2)
+        return distances, cosine(inner, lengths, squares), span_distance(inner, basis, lengths, squares)
 
     def _ridge(self, scored: Indices, removed: "_Removed") -> Floats:
         products, predictions = self._ridge_products

@@ -1,5 +1,7 @@
 """Left-out evidence: of known images by folds, of simulated novelty by leaving out a part of the classes in turn."""
 
+from dataclasses import fields
+
 import numpy as np
 
 from models.inference.evidence import Floats, FrozenScores
@@ -7,7 +9,7 @@ from models.inference.novelty import frozen_summaries
 from trainer.learning.leave_out import LeaveOut
 from trainer.learning.likeness import assign_folds
 
-FOLDS = 10
+FOLDS = 40  # an image is then left out with few others: fewer folds give larger distances than fresh images have
 CLASS_GROUPS = 4  # a quarter of the classes is left out in turn
 NONE = np.zeros(0, np.int64)
 
@@ -19,11 +21,14 @@ def left_out_scores(kept: LeaveOut, rng: np.random.Generator) -> FrozenScores:
     """
     folds = assign_folds(kept.columns, kept.likeness, FOLDS, rng)
     shape = (len(kept.columns), len(kept.statistics.counts))
-    out = FrozenScores(*(np.full(shape, np.nan) for _ in range(3)))
-    for fold in np.unique(folds[folds >= 0]):
+    out = FrozenScores(*(np.full(shape, np.nan) for _ in fields(FrozenScores)))
+    used = np.unique(folds[folds >= 0])
+    freedom = kept.statistics.freedom - (folds >= 0).sum() / max(len(used), 1)  # without a fold of the mean size
+    for fold in used:
         inside = np.flatnonzero(folds == fold)
-        scores = kept.scores(inside, inside, NONE)
-        out.distances[inside], out.cosines[inside], out.ridge[inside] = scores.distances, scores.cosines, scores.ridge
+        scores = kept.scores(inside, inside, NONE, max(freedom, 1.0))
+        for field in fields(FrozenScores):
+            getattr(out, field.name)[inside] = getattr(scores, field.name)
     return out
 
 
@@ -37,6 +42,8 @@ def simulated_novelty(kept: LeaveOut, rng: np.random.Generator) -> list[tuple[Fl
     parts = min(CLASS_GROUPS, len(present))
     classes = rng.permutation(present)
     folds = assign_folds(kept.columns, kept.likeness, CLASS_GROUPS, rng)
+    # What remains in the mean: the other classes, without a fold.
+    freedom = kept.statistics.freedom * (1 - 1 / max(parts, 2)) * (1 - 1 / CLASS_GROUPS)
     out = []
     for part in range(parts if parts > 1 else 0):
         left = classes[part::parts]
@@ -44,7 +51,7 @@ def simulated_novelty(kept: LeaveOut, rng: np.random.Generator) -> list[tuple[Fl
         fresh, novel = np.flatnonzero(~is_novel & (folds == part)), np.flatnonzero(is_novel)
         if len(fresh) == 0:
             continue
-        both = frozen_summaries(kept.scores(np.concatenate([fresh, novel]), fresh, left))
+        both = frozen_summaries(kept.scores(np.concatenate([fresh, novel]), fresh, left, max(freedom, 1.0)))
         centre, scale = standard(both[: len(fresh)])
         both = (both - centre) / scale
         out.append((both[: len(fresh)], both[len(fresh) :]))

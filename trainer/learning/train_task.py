@@ -215,5 +215,5 @@ def train_task(
     for epoch in range(finished, settings.epochs):
         loss = network.epoch(data, random_stream(settings.seed, phase, "epoch", epoch))
         checkpoint.save(phase, epoch + 1, network.state())
-        progress.report(phase, epoch + 1, settings.epochs, per_epoch, loss)
+        progress.report(phase, epoch + 1, settings.epochs, per_epoch, loss, saved=True)
     return network.finish()

@@ -31,7 +31,7 @@ def advice(
     nothing = np.zeros_like(ridge)
     learned = np.bincount(columns, minlength=len(labels)) if counts is None else np.array(counts)
     keys = [f"image {number}" for number in range(len(columns))]
-    return advise(FrozenScores(nothing, nothing, ridge), RULE, keys, columns, labels, learned)
+    return advise(FrozenScores(nothing, nothing, ridge, nothing), RULE, keys, columns, labels, learned)
 
 
 def right(*counts: int) -> list[tuple[int, int]]:
@@ -99,7 +99,7 @@ def test_the_networks_evidence_does_not_count() -> None:
     """The rule's weight of `probability` is ignored: the networks have seen most kept images."""
     frozen = Rule("fitted", {"ridge": 1.0})
     ridge = np.eye(2)[[0, 1, 0]] * SURE
-    scores = FrozenScores(np.zeros((3, 2)), np.zeros((3, 2)), ridge)
+    scores = FrozenScores(np.zeros((3, 2)), np.zeros((3, 2)), ridge, np.zeros((3, 2)))
     columns, counts = np.array([0, 1, 1]), np.array([1, 2])
     both = [advise(scores, rule, list("abc"), columns, ("x", "y"), counts) for rule in (RULE, frozen)]
     assert both[0] == both[1]
@@ -166,7 +166,7 @@ def test_a_class_with_one_image_is_named_after_a_later_task() -> None:
 
 
 def test_the_papers_rule_gets_advice_too() -> None:
-    batch = TinyImages().batch(["apple", "pear"], 12)
+    batch = TinyImages().batch(["apple", "pear", "plum"], 12)
     batch["apple"].append("pear/50")
     (learned,) = learn_tasks(tiny_learner(rule="paper"), [batch])
     assert [image.image for image in learned.verdict.advice.wrong_labels] == ["pear/50"]

@@ -1,9 +1,10 @@
 """Fitting both decisions: the rule's weights, and the conformal threshold."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from models.inference.evidence import FrozenScores
 from models.inference.rules import TERMS
 from tests.support.evidence import random_evidence
 from tests.support.tiny_model import class_tasks, learn_tasks, tiny_learner
@@ -40,8 +41,7 @@ def test_the_fit_recovers_the_useful_term() -> None:
     columns = np.random.default_rng(1).integers(0, 4, 600)
     evidence = random_evidence(0, [2, 2], n=600)
     frozen = evidence.frozen
-    useful = FrozenScores(frozen.distances, frozen.cosines, frozen.ridge + np.eye(4)[columns])
-    evidence = type(evidence)(evidence.logits, evidence.distances, evidence.cosines, useful)
+    evidence = replace(evidence, frozen=replace(frozen, ridge=frozen.ridge + np.eye(4)[columns]))
     rule = fit_rule(evidence, columns, Prior())
     assert (rule.log_scores(evidence).argmax(axis=1) == columns).mean() > 0.85
     few = fit_rule(random_evidence(0, [2, 2], n=4), columns[:4], Prior())

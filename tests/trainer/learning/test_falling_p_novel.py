@@ -15,8 +15,10 @@ PRIOR = np.array([1.0, 2.0])
 @pytest.mark.parametrize("shift", [-5.0, 0.0, 5.0, 90.0])
 def test_p_novel_falls_also_where_simulated_novel_images_score_above_known_ones(shift: float) -> None:
     rng = np.random.default_rng(0)
-    left_out = FrozenScores(rng.uniform(1, 3, (40, 3)), rng.uniform(-1, 1, (40, 3)), rng.normal(0, 1, (40, 3)))
-    known, novel = rng.normal(0, 1, (40, 5)), rng.normal(shift, 1, (40, 5))
+    left_out = FrozenScores(
+        rng.uniform(1, 3, (40, 3)), rng.uniform(-1, 1, (40, 3)), rng.normal(0, 1, (40, 3)), rng.uniform(1, 2, (40, 3))
+    )
+    known, novel = rng.normal(0, 1, (40, 6)), rng.normal(shift, 1, (40, 6))
     novelty = fit_novelty(left_out, [(known, novel)], Prior(), Target())
     assert novelty.logistic[0] > 0
     scores = np.sort(rng.normal(0, 5, 200))

@@ -3,11 +3,21 @@
 import numpy as np
 import pytest
 
+from models.inference.evidence import Floats
 from models.inference.frozen import FrozenStatistics
 from trainer.learning.leave_out import LeaveOut
 
 F, M, COUNTS = 8, 12, [7, 9, 6, 8]
-NONE = np.zeros(0, np.int64)
+FREEDOM = 20.0  # of the left-out covariance
+
+
+def distances_in_span(image: Floats, means: Floats, precision: Floats) -> Floats:
+    """By explicit projection on the span of the whitened means."""
+    whitening = np.linalg.cholesky(precision)
+    basis, values, _ = np.linalg.svd((means @ whitening).T, full_matrices=False)
+    basis = basis[:, values > 1e-6 * max(values.max(), 1e-12)]
+    out: Floats = np.linalg.norm(((image - means) @ whitening) @ basis, axis=1)
+    return out
 
 
 @pytest.mark.parametrize(
@@ -22,20 +32,20 @@ def test_scores_equal_a_refit_with_the_same_shrinkage(images: list[int], classes
     h = np.maximum(rng.normal(size=(30, M)), 0).astype(np.float32)
     full = FrozenStatistics.fit(x, h, labels, 4)
     scored, gone = np.arange(0, 30, 3), np.array(classes, np.int64)
-    found = LeaveOut(full, x, h, labels).scores(scored, np.array(images, np.int64), gone)
+    found = LeaveOut(full, x, h, labels).scores(scored, np.array(images, np.int64), gone, FREEDOM)
 
     kept = np.setdiff1d(np.flatnonzero(~np.isin(labels, gone)), images)
     names = np.setdiff1d(np.arange(4), gone)
     rest = FrozenStatistics.fit(x[kept], h[kept], np.searchsorted(names, labels[kept]), len(names))
-    # The amount of the identity stays that of all images, scaled by the degrees of freedom.
+    # The amount of the identity stays that of all images.
     amount = full.shrinkage * np.trace(full.scatter) / full.freedom / F
-    scatter = (1 - full.shrinkage) / full.freedom * rest.scatter + amount * np.eye(F)
-    inverse = np.linalg.inv(scatter) * rest.freedom / full.freedom
+    inverse = np.linalg.inv((1 - full.shrinkage) / FREEDOM * rest.scatter + amount * np.eye(F))
     for row, i in enumerate(scored):
         off = x[i] - rest.means
         np.testing.assert_allclose(found.distances[row], np.sqrt(((off @ inverse) * off).sum(axis=1)), rtol=1e-3)
         a, b = x[i] - rest.centre, rest.means - rest.centre
         lengths = np.sqrt((a @ inverse @ a) * ((b @ inverse) * b).sum(axis=1))
         np.testing.assert_allclose(found.cosines[row], b @ inverse @ a / lengths, atol=1e-3)
+        np.testing.assert_allclose(found.span_distances[row], distances_in_span(a, b, inverse), rtol=1e-2, atol=1e-2)
     gram = rest.gram + full.regularised_gram - full.gram
     np.testing.assert_allclose(found.ridge, h[scored] @ np.linalg.inv(gram) @ rest.moments.T, atol=1e-3)
