@@ -32,6 +32,7 @@ from trainer.learning.tokens import TokenCache
 
 ROOT = Path(__file__).resolve().parents[2]
 PRIORS = Path(__file__).with_name("priors.json")
+PRIOR = ("trainer", "learning", "prior.py")  # among the settings of a cell, and replaced by that of other data sets
 MACHINE_SETTINGS = {"backbone_weights", "device", "threads"}
 # What the figures of a group depend on, beside the product.
 SOURCES = {
@@ -98,7 +99,10 @@ def source_hash(paths: Any) -> str:
 def _source_hash(paths: tuple[Path, ...]) -> str:
     digest = hashlib.sha256()
     for path in paths:
-        for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
+        files = sorted(path.rglob("*.py")) if path.is_dir() else [path]
+        for file in files:
+            if file.parts[-3:] == PRIOR:
+                continue
             digest.update(str(file.relative_to(path.parent)).encode() + b"\0" + file.read_bytes() + b"\0")
     return digest.hexdigest()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,9 +14,11 @@ LEADS = {
     **{("ai_auc", other): 2.0 for other in ("paper", "slda", "ranpac")},
     **{("last", other): 1.0 for other in ("product-v1", "paper", "slda", "ranpac")},
 }
+UPPER_BOUNDS = ("joint",)  # not a method that learns task by task: never "best other"
 NAMES = {"last": "last accuracy", "ai_auc": "AI-AUC"}
 ASKED_REJECTION = 0.05  # the threshold accepts 95 % of known images
 LARGEST_REJECTION_ERROR = 1.5  # on each data set, in the mean over tasks
+LARGEST_REJECTION_ERROR_OF_A_TASK = 4.0  # on each data set after each task, in the mean over class orders
 LARGEST_SELF_REPORT_ERROR = 2.0  # in the mean over data sets
 LARGEST_DEFICIT = 0.5  # on any data set, unless the interval of the difference contains 0
 LEAST_FLAGGED_RATIO = 1.5  # of novel images, against product-v1
@@ -34,6 +36,7 @@ def acceptance(table: Mapping[tuple[str, int], Rows], compared: Sequence[Mapping
         if leads:
             lead = float(np.mean(leads))
             checks.append(_check(f"{NAMES[figure]} ours - {other}: {lead:+.1f} (bar {least:+g})", lead >= least))
+    checks += _first(table)
     for figure in NAMES:
         own = [entry for entry in compared if entry["figure"] == figure]
         if own:
@@ -43,12 +46,7 @@ def acceptance(table: Mapping[tuple[str, int], Rows], compared: Sequence[Mapping
             text = f"{NAMES[figure]} ours - best other, least lead: {lead:+.1f} {where} (bar {-LARGEST_DEFICIT:g})"
             behind = [entry for entry in own if 100 * entry["difference"] < -LARGEST_DEFICIT and entry["high"] < 0]
             checks.append(_check(text, not behind))
-    checks += _largest(
-        table,
-        "share of known images rejected, distance from 5 %",
-        LARGEST_REJECTION_ERROR,
-        lambda mean: abs(mean["rejected"] - ASKED_REJECTION),
-    )
+    checks += _rejection(table)
     ratios = [(_figure(rows, "ours", "flagged"), _figure(rows, "product-v1", "flagged")) for rows in table.values()]
     pairs = [(own, old) for own, old in ratios if own is not None and old is not None]
     if pairs:
@@ -77,21 +75,41 @@ def _figure(rows: Rows, method: str, name: str) -> float | None:
     return None if value is None else float(value)
 
 
-def _largest(
-    table: Mapping[tuple[str, int], Rows], what: str, bar: float, error: Callable[[Mapping[str, float]], float]
-) -> list[dict[str, Any]]:
-    """Ours on the data set where the error is largest."""
-    errors = {}
+def _first(table: Mapping[tuple[str, int], Rows]) -> list[dict[str, Any]]:
+    """Ours against every method that was measured on all data sets, in the mean over them."""
+    if not table or not all("ours" in rows for rows in table.values()):
+        return []
+    checks = []
+    for figure, name in NAMES.items():
+        means = {
+            method: 100 * float(np.mean([rows[method]["mean"][figure] for rows in table.values()]))
+            for method in set.intersection(*(set(rows) for rows in table.values())) - {*UPPER_BOUNDS}
+        }
+        ours = means.pop("ours")
+        if means:
+            best = max(means, key=lambda method: means[method])
+            text = f"{name}, mean over data sets: ours {ours:.1f}, then {best} {means[best]:.1f} (bar: ours is first)"
+            checks.append(_check(text, ours > means[best]))
+    return checks
+
+
+def _rejection(table: Mapping[tuple[str, int], Rows]) -> list[dict[str, Any]]:
+    """Ours where the share of rejected known images is farthest from what was asked: over all tasks, after one task."""
+    over_tasks: dict[str, float] = {}
+    after_one: dict[str, float] = {}
     for (data, per_class), rows in table.items():
         if "ours" in rows:
-            try:
-                errors[f"{data}, {per_class} images per class"] = 100 * error(rows["ours"]["mean"])
-            except TypeError:  # a figure that is not defined there, such as an AUC without unknown classes
-                continue
-    if not errors:
-        return []
-    where = max(errors, key=lambda name: errors[name])
-    return [_check(f"{what}, largest: {errors[where]:.1f} on {where} (bar {bar:g})", errors[where] <= bar)]
+            where = f"{data}, {per_class} images per class"
+            shares = np.array([result["rejected"] for result in rows["ours"]["results"]], np.float64).mean(axis=0)
+            over_tasks[where] = float(shares.mean())
+            after_one |= {f"{where}, after task {number}": float(share) for number, share in enumerate(shares, 1)}
+    checks = []
+    for shares, bar in ((over_tasks, LARGEST_REJECTION_ERROR), (after_one, LARGEST_REJECTION_ERROR_OF_A_TASK)):
+        if shares:
+            where = max(shares, key=lambda name: abs(shares[name] - ASKED_REJECTION))
+            text = f"known images rejected, farthest from 5 %: {100 * shares[where]:.1f} % on {where} (bar +-{bar:g})"
+            checks.append(_check(text, 100 * abs(shares[where] - ASKED_REJECTION) <= bar))
+    return checks
 
 
 def _check(text: str, met: bool) -> dict[str, Any]:

@@ -12,15 +12,15 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.ticker import MaxNLocator
 
 from benchmarks.accuracy import baselines, methods, product_v1
 from benchmarks.accuracy.bootstrap import interval
 from benchmarks.accuracy.cells import outcomes
-from benchmarks.accuracy.checks import acceptance
+from benchmarks.accuracy.checks import UPPER_BOUNDS, acceptance
 from benchmarks.accuracy.streams import SUITES
 
 ABOUT = {**methods.ABOUT, **product_v1.ABOUT, **baselines.ABOUT}
-UPPER_BOUNDS = ("joint",)  # not a method that learns task by task: never "best other"
 OVERLAP = (
     "The backbone saw ImageNet-1k, whose classes overlap with those of the data sets: the figures compare methods with "
     "each other in this run, not with published ones."
@@ -115,7 +115,7 @@ def write(out: Path, suite: str, files: Sequence[Path], command: str) -> str:
         for (data, per_class), methods in table.items()
     }
     document = {**facts, "checks": checks, "differences": compared, "results": rows}
-    plot.with_suffix(".json").write_text(json.dumps(document, indent=1) + "\n")
+    plot.with_suffix(".json").write_text(json.dumps(_rounded(document), indent=1) + "\n")
     _plot(plot, table)
     return text
 
@@ -171,6 +171,18 @@ def markdown(
     return "\n".join(lines)
 
 
+def _rounded(value: Any) -> Any:
+    """With five significant digits: the cells keep all."""
+    match value:
+        case float():
+            return float(f"{value:.5g}")
+        case dict():
+            return {key: _rounded(entry) for key, entry in value.items()}
+        case list() | tuple():
+            return [_rounded(entry) for entry in value]
+    return value
+
+
 def _shown(row: dict[str, Any], figure: str, bold: bool) -> str:
     mean, spread = row["mean"][figure], row["spread"][figure]
     if mean is None:
@@ -203,6 +215,9 @@ def _plot(path: Path, table: Table) -> None:
     """Accuracy and AUC after each task: one row of two plots per data set, the mean over class orders."""
     figure, axes = plt.subplots(len(table), 2, figsize=(11, 3.6 * len(table)), squeeze=False, constrained_layout=True)
     for (left, right), ((data, per_class), rows) in zip(axes, table.items(), strict=True):
+        for axis in (left, right):
+            axis.set_prop_cycle(color=[matplotlib.colormaps["tab20"](number) for number in range(20)])
+            axis.xaxis.set_major_locator(MaxNLocator(integer=True))
         for name, row in sorted(rows.items(), key=lambda entry: list(ABOUT).index(entry[0])):
             for axis, metric in ((left, "accuracy"), (right, "auc")):
                 values = np.array([result[metric] for result in row["results"]], np.float64)  # None becomes NaN

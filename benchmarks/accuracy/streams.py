@@ -74,6 +74,7 @@ SUITES = {
     "few": Suite("5 and 10 images per class", ALL_SETS, (5, 10), 3),
     "many": Suite("50 images per class", {name: ALL_SETS[name] for name in ("cifar10", "tiny_imagenet")}, (50,), 3),
     "long": Suite("20 tasks", {"tiny_imagenet": (20, 5)}, (20,), 3),
+    "single": Suite("one class per task", {"caltech": (20, 1)}, (20,), 1, ("ours", "closed")),
     "deit": Suite("DeiT-Ti, 12 adapted blocks", {"cifar10": (5, 2), "grocery_store": (5, 5)}, (20,), 2, backbone=DEIT),
     "short": Suite("minutes, for CI", {"caltech": (3, 5)}, (20,), 1, ("ours", "paper", "closed")),
 }

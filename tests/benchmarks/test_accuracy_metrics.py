@@ -198,20 +198,23 @@ def test_the_prior_of_the_product_is_that_of_all_data_sets() -> None:
 
 
 def test_a_check_says_by_how_much_it_is_met_or_not() -> None:
-    mean = {"last": 0.9, "ai_auc": 0.95, "rejected": 0.2, "flagged": 0.6, "self_accuracy": 0.91, "self_auc": None}
+    mean = {"last": 0.9, "ai_auc": 0.95, "flagged": 0.6, "self_accuracy": 0.91, "self_auc": None}
     mean["auc_where_reported"] = None
     others = {
         "paper": {"mean": {"last": 0.8, "ai_auc": 0.94}},
         "product-v1": {"mean": {"last": 0.895, "ai_auc": 0.90, "flagged": 0.5}},
     }
-    table = {("set", 20): {"ours": {"mean": mean}, **others}}
+    results = [{"rejected": [0.03, 0.08]}, {"rejected": [0.05, 0.12]}]  # by class order, after each task
+    table = {("set", 20): {"ours": {"mean": mean, "results": results}, **others}}
     checks = {check["text"]: check["met"] for check in acceptance(table, [])}
     assert checks["last accuracy ours - paper: +10.0 (bar +1)"]
     assert not checks["last accuracy ours - product-v1: +0.5 (bar +1)"]
     assert not checks["AI-AUC ours - paper: +1.0 (bar +2)"]
     assert checks["AI-AUC ours - product-v1: +5.0 (bar +4)"]
-    rejection = "share of known images rejected, distance from 5 %, largest: 15.0 on set, 20 images per class (bar 1.5)"
-    assert not checks[rejection]
+    assert checks["AI-AUC, mean over data sets: ours 95.0, then paper 94.0 (bar: ours is first)"]
+    rejected = "known images rejected, farthest from 5 %:"
+    assert not checks[f"{rejected} 7.0 % on set, 20 images per class (bar +-1.5)"]
+    assert not checks[f"{rejected} 10.0 % on set, 20 images per class, after task 2 (bar +-4)"]
     assert not checks["share of novel images flagged, ours / product-v1: 1.20 (bar 1.5)"]
     assert checks["self-reported - measured accuracy, mean: +1.0 (bar 2)"]
     assert not any("novelty AUC" in text for text in checks)  # not defined

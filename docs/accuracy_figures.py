@@ -1,0 +1,98 @@
+"""Write the figures of docs/accuracy.md from the reports of `benchmarks.accuracy`; run by `make docs`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "accuracy.md"
+PLOT = ROOT / "docs" / "images" / "accuracy-by-images.png"
+REPORTS = ROOT / "benchmarks" / "reports"
+BEGIN, END = "<!-- begin of the figures, written by `make docs` -->", "<!-- end of the figures -->"
+NAMES = {"caltech": "Caltech-101", "grocery_store": "Grocery", "tiny_imagenet": "Tiny-ImageNet", "cifar10": "CIFAR-10"}
+METHODS = ("ours", "product-v1", "paper", "hat", "slda", "ranpac", "ncm", "knn", "joint")
+FIGURES = {
+    "last": "accuracy",
+    "ai_auc": "AUC",
+    "rejected": "known rejected",
+    "flagged": "unknown flagged",
+}
+Rows = Mapping[tuple[str, int], Mapping[str, Any]]  # (data set, images per class) -> method -> mean figures
+
+
+def reported(suites: Sequence[str]) -> Rows:
+    """The mean figures of the suites' reports."""
+    rows: dict[tuple[str, int], Mapping[str, Any]] = {}
+    for suite in suites:
+        file = REPORTS / f"accuracy-{suite}.json"
+        for name, methods in (json.loads(file.read_text())["results"] if file.is_file() else {}).items():
+            data, _, text = name.partition(", ")
+            rows[data, int(text.split()[0])] = {method: row["mean"] for method, row in methods.items()}
+    return rows
+
+
+def figures() -> str:
+    """Two tables: ours by the number of images per class, and all methods with 20."""
+    by_images = reported(("few", "main", "many"))
+    lines = ["| data set | images per class | " + " | ".join(FIGURES.values()) + " |"]
+    lines.append("| --- | ---: |" + " ---: |" * len(FIGURES))
+    for data, title in NAMES.items():
+        for own, per_class in sorted(key for key in by_images if key[0] == data):
+            shown = " | ".join(_percent(by_images[own, per_class]["ours"][figure]) for figure in FIGURES)
+            lines.append(f"| {title} | {per_class} | {shown} |")
+    main = reported(("main",))
+    lines += ["", "| method | " + " | ".join(f"{NAMES[data]} accuracy / AUC" for data, _ in main) + " | mean |"]
+    lines.append("| --- |" + " ---: |" * (len(main) + 1))
+    for method in METHODS:
+        pairs = [(row[method]["last"], row[method]["ai_auc"]) for row in main.values() if method in row]
+        if len(pairs) == len(main):
+            pairs.append((sum(a for a, _ in pairs) / len(pairs), sum(b for _, b in pairs) / len(pairs)))
+            shown = " | ".join(f"{_percent(accuracy)} / {_percent(auc)}" for accuracy, auc in pairs)
+            lines.append(f"| `{method}` | {shown} |")
+    return "\n".join(lines)
+
+
+def updated(page: str) -> str:
+    """The page with the figures of the reports as they are now."""
+    before, _, rest = page.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n\n{figures()}\n\n{END}{after}"
+
+
+def plot(path: Path) -> None:
+    """Accuracy, AUC and the share of flagged unknown images by the number of images per class."""
+    rows = reported(("few", "main", "many"))
+    figure, axes = plt.subplots(1, 3, figsize=(12, 3.6), constrained_layout=True)
+    for axis, (name, title) in zip(
+        axes,
+        (("last", "accuracy after the last task"), ("ai_auc", "AUC"), ("flagged", "unknown images flagged")),
+        strict=True,
+    ):
+        for data, label in NAMES.items():
+            points = sorted((key[1], 100 * row["ours"][name]) for key, row in rows.items() if key[0] == data)
+            axis.plot(*zip(*points, strict=True), "o-", label=label)
+        least = 0 if name == "flagged" else 40
+        axis.set(title=f"{title}, %", xlabel="images per class", xscale="log", ylim=(least, 100))
+        axis.set_xticks([5, 10, 20, 50], ["5", "10", "20", "50"])
+        axis.minorticks_off()
+        axis.grid(alpha=0.3)
+    axes[0].legend(fontsize=8)
+    figure.savefig(path, dpi=90)
+    plt.close(figure)
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f}"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(updated(PAGE.read_text()))
+    plot(PLOT)
