@@ -4,6 +4,7 @@
     ├── ImageError            the bytes are not an image that can be used
     │   ├── UnsupportedImage    not JPEG, PNG or WebP
     │   ├── ImageTooLarge       more bytes or pixels than the limit
+    │   ├── LargeImage          decodes slowly, where only small images are decoded: decode it elsewhere
     │   └── BrokenImage         a supported format, but it cannot be decoded
     ├── BackboneError         no backbone can be loaded, or it is not the recorded one
     ├── UnknownClass          no class has this name
@@ -11,7 +12,7 @@
     └── StoreError            the version store
         ├── FormatError         the data folder has a format that this release does not support
         ├── CorruptVersion      a file is missing, changed, incomplete or of a newer schema
-        ├── StaleParent         another version was published first (compare-and-set failed)
+        ├── StaleParent         another version became current first (compare-and-set failed)
         └── NothingLearned      there is no current version yet
 
 A message says what is wrong and what to do; callers turn the type into an exit code or an HTTP status.
@@ -34,6 +35,10 @@ class UnsupportedImage(ImageError):
 
 class ImageTooLarge(ImageError):
     """More bytes or pixels than the limit."""
+
+
+class LargeImage(ImageError):
+    """The image decodes slowly, and the caller decodes small images only."""
 
 
 class BrokenImage(ImageError):
@@ -72,7 +77,7 @@ class CorruptVersion(StoreError):
 
 
 class StaleParent(StoreError):
-    """The current version is not the parent any more: another version was published first."""
+    """The current version is not the expected one: another version became current first."""
 
 
 class NothingLearned(StoreError):

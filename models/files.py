@@ -9,13 +9,45 @@ import hashlib
 import os
 import secrets
 import shutil
+import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 TEMPORARY = ".tmp"
+TEMPORARY_SECONDS = 1.0  # a younger temporary file is never taken for abandoned
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+_FORBIDDEN = (errno.EACCES, errno.EPERM)
 LOCK_POLL_SECONDS = 0.05
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether the error, or one that caused it, says that the disk is full, over its quota or read-only."""
+    return any(
+        (isinstance(cause, OSError) and cause.errno in _FULL)
+        or (isinstance(cause, sqlite3.Error) and _primary_code(cause) in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY))
+        for cause in _causes(error)
+    )
+
+
+def is_unusable(error: BaseException) -> bool:
+    """Whether it is full, or this user lacks the right to use the file."""
+    return is_full(error) or any(
+        (isinstance(cause, OSError) and cause.errno in _FORBIDDEN)
+        or (isinstance(cause, sqlite3.Error) and _primary_code(cause) == sqlite3.SQLITE_PERM)
+        for cause in _causes(error)
+    )
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__
+
+
+def _primary_code(error: sqlite3.Error) -> int:
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF  # extended codes contain it
 
 
 def sha256_bytes(data: bytes) -> str:
@@ -65,15 +97,49 @@ def write_synced(path: Path, data: bytes) -> None:
 
 
 def write_durable(path: Path, data: bytes) -> None:
-    """Replace the content of `path` atomically: a reader, also after a crash, gets the old or the new content."""
+    """Replace the content of `path` atomically: a reader, also after a crash, gets the old or the new content.
+
+    The temporary file is locked until it is renamed: `abandoned` recognises those of killed processes.
+    """
     temporary = temporary_beside(path)
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
-        write_synced(temporary, data)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        _write_all(descriptor, data)
+        os.fsync(descriptor)
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+    finally:
+        os.close(descriptor)
     fsync_folder(path.parent)
+
+
+def abandoned(folder: Path) -> Iterator[Path]:
+    """The temporary files below `folder` that a killed process has left; those that a process writes are locked."""
+    for place, _, names in os.walk(folder):
+        for name in names:
+            path = Path(place) / name
+            if name.startswith(".") and name.endswith(TEMPORARY) and _is_abandoned(path):
+                yield path
+
+
+def _is_abandoned(path: Path) -> bool:
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except OSError:
+        return False  # renamed or removed since, or of another user
+    try:
+        # A writer opens the file and then locks it: in between, only the age tells that the file is in use.
+        if time.time() - os.fstat(descriptor).st_mtime < TEMPORARY_SECONDS:
+            return False
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return os.fstat(descriptor).st_nlink > 0
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
 
 
 def write_folder(folder: Path, files: Mapping[str, bytes], on_step: Callable[[str], None] = lambda step: None) -> None:

@@ -1,8 +1,12 @@
 """The data folder during a training: one training at a time, and a failed one leaves only lock files behind."""
 
+import errno
+import os
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from models import files
@@ -17,29 +21,59 @@ TRAINING_FILES = (
 )
 
 
+LOCK_POLL_SECONDS = 0.5
+
+
+@dataclass(frozen=True)
+class Turn:
+    """How a worker, which holds the lease of a task, waits until no other training runs in the data folder."""
+
+    queue: str  # the prefix of its queue
+    patience: float  # seconds to wait for a training of the same queue
+    on_wait: Callable[[], None]  # called while it waits; may raise to give up
+
+
 @contextmanager
-def training_lock(root: Path, timeout: float | None = None) -> Iterator[None]:
+def training_lock(root: Path, turn: Turn | None = None) -> Iterator[None]:
     """Allow one training per data folder: two would share checkpoints, and only one of them could publish.
 
-    Without `timeout`, StoreError if another training runs. With it, wait so many seconds and then continue without
-    the lock, because its holder may hang. That is safe for a worker that holds the task's lease: two attempts at one
-    task write the same checkpoints, and one of them publishes.
+    Without `turn`, StoreError if another training runs. With it, wait until that training ends. Only a training of the
+    same queue is not waited for without limit: the queue leases one task at a time, so that worker has lost its lease,
+    and it may hang. Continuing without the lock is then safe: two attempts at one task write the same checkpoints, and
+    one of them publishes.
     """
     with ExitStack() as stack:
         try:
             open_data_folder(root)
             files.make_folder(root / "work")
-            stack.enter_context(files.file_lock(root / "work" / ".lock", timeout or 0.0))
+            _lock(stack, root / "work" / ".lock", turn)
         except TimeoutError as error:
-            if timeout is None:
-                raise StoreError(
-                    f"another training is running in {root}: wait until it ends, then try again"
-                ) from error
+            raise StoreError(f"another training is running in {root}: wait until it ends, then try again") from error
         except OSError as error:
             raise StoreError(
                 f"the data folder {root} cannot be written ({error}): check the path and its rights"
             ) from error
         yield
+
+
+def _lock(stack: ExitStack, path: Path, turn: Turn | None) -> None:
+    """Hold the lock until the stack is closed, with the name of the queue in its file."""
+    same_queue_since: float | None = None
+    while True:
+        try:
+            descriptor = stack.enter_context(files.file_lock(path, LOCK_POLL_SECONDS if turn else 0.0))
+        except TimeoutError:
+            if turn is None:
+                raise
+            turn.on_wait()
+            now = time.monotonic()
+            same_queue_since = (same_queue_since or now) if path.read_text() == turn.queue else None
+            if same_queue_since is not None and now - same_queue_since >= turn.patience:
+                return
+        else:
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, turn.queue.encode() if turn else b"", 0)
+            return
 
 
 def check_disk_space(root: Path, needed: int) -> None:
@@ -49,7 +83,7 @@ def check_disk_space(root: Path, needed: int) -> None:
         raise StoreError(
             f"not enough disk space for {root}: learning this batch may need {needed / 2**20:,.0f} MiB, "
             f"{free / 2**20:,.0f} MiB are free. Free some space, or choose a data folder on another disk."
-        )
+        ) from OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 class Rollback:

@@ -2,11 +2,15 @@
 
 **Killed at any moment, the current version stays whole; the same call resumes after the last finished epoch and ends
 with the same bytes. A call that fails leaves the current version as it was and removes what it added.**
+
+If classes are edited meanwhile, the result is published on the edited version, which has the parent's tensors. If a
+version with other tensors becomes current, learning starts again on that version at once.
 """
 
 import logging
 import time
-from collections.abc import Container
+from collections.abc import Container, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -18,18 +22,19 @@ from models.errors import BackboneError, CorruptVersion, NothingLearned, StalePa
 from models.inference.model import Model, read_model
 from models.network.backbone import Backbone, open_backbone
 from models.network.export import export
-from models.versions.edits import unusable_labels
+from models.versions.class_ids import new_class_id, present_names, relabelled, samples_by_name
+from models.versions.edits import label_of, unusable_labels
 from models.versions.manifest import Manifest
-from models.versions.store import VersionStore
+from models.versions.store import Tensors, VersionStore
 from tasks.batch import LabelledBatch
 from tasks.errors import BatchError
 from tasks.images import ImageStore
-from trainer.data_folder import Rollback, check_disk_space, training_lock
+from trainer.data_folder import Rollback, Turn, check_disk_space, training_lock
 from trainer.learning.checkpoint import Checkpoint
 from trainer.learning.gate import Verdict
 from trainer.learning.learner import Learned, Learner
-from trainer.learning.memory import Samples, check_size, unseen
-from trainer.learning.progress import Listener, Progress
+from trainer.learning.memory import Samples, check_size, corrections, unseen
+from trainer.learning.progress import Event, Listener, Progress
 from trainer.learning.reproducibility import configure_torch, select_device
 from trainer.learning.settings import LearnerSettings
 from trainer.learning.tokens import TokenCache
@@ -69,7 +74,7 @@ class Parent:
             loaded = store.load()
         except NothingLearned:
             return cls()
-        return cls(loaded.manifest, read_model(loaded)[0], Samples.from_json(loaded.samples))
+        return cls(loaded.manifest, read_model(loaded)[0], Samples.from_json(samples_by_name(loaded)))
 
     @property
     def version(self) -> int | None:
@@ -91,31 +96,39 @@ def learn_batch(
     listener: Listener,
     *,
     images_stored: bool = False,
-    lock_timeout: float | None = None,
+    submission: str | None = None,
+    submitted_at: int | None = None,
+    turn: Turn | None = None,
 ) -> Outcome:
     """Learn the batch as the next task of the data folder, and publish the version unless the gate rejects it.
 
     `images_stored`: the image store of `root` holds the batch's images already, so they are not read from the batch.
-    `lock_timeout` is for a worker that holds the task's lease: see `training_lock`.
+    `submission` is that of a task of the queue: it becomes at most one version, also if that is rolled back at once.
+    `submitted_at` is the version that its labels refer to (`present_names`); by default the parent.
+    `turn` is for a worker that holds the task's lease: see `training_lock`.
     """
-    training = _Training(VersionStore(root), batch, settings, listener, images_stored)
+    training = _Training(VersionStore(root), batch, settings, listener, images_stored, submission, submitted_at)
     if outcome := training.earlier_outcome():
         return outcome
     parent = training.checked_parent()
     rollback = Rollback(root)
-    with training_lock(root, lock_timeout):
-        # Another process may have published while this one waited for the lock.
-        if outcome := training.earlier_outcome():
-            return outcome
-        if training.store.current() != parent.version:
-            parent = training.checked_parent()
+    with training_lock(root, turn):
         try:
-            return training.run(parent, rollback)
+            while True:
+                # Another version may have become current before the lock, or since the training started.
+                if outcome := training.earlier_outcome():
+                    return outcome
+                if training.store.current() != parent.version:
+                    parent = training.checked_parent()
+                try:
+                    return training.run(parent, rollback)
+                except StaleParent as error:
+                    log.info("learning task %s again: %s", batch.task_id, error)
         except Exception as error:
             # Not after Ctrl-C or a kill: the next call resumes from the images and the checkpoint.
-            if training.store.find_task(batch.task_id) is None:
+            if training.find_version() is None:
                 rollback.run()
-                if isinstance(error, StaleParent | BatchError):  # no attempt can resume from these epochs
+                if isinstance(error, BatchError):  # no attempt can resume from these epochs
                     files.remove(training.checkpoint_folder)
             if isinstance(error, OSError):
                 raise StoreError(f"the data folder {root} could not be used: {error}") from error
@@ -131,31 +144,55 @@ class _Training:
     settings: LearnerSettings
     listener: Listener
     images_stored: bool
+    submission: str | None
+    submitted_at: int | None
 
     @property
     def checkpoint_folder(self) -> Path:
         return self.store.root / "work" / self.batch.task_id
 
+    def find_version(self) -> int | None:
+        return self.store.find_task(self.batch.task_id, self.submission)
+
     def earlier_outcome(self) -> Outcome | None:
         """The outcome if a version has learned the batch."""
-        version = self.store.find_task(self.batch.task_id)
+        version = self.find_version()
         if version is None:
             return None
         files.remove(self.checkpoint_folder)  # left by an attempt that was killed right after publishing
         return Outcome("already learned", self.store.manifest(version), self.store.folder(version))
 
+    def images(self, parent: Parent) -> dict[str, list[str]]:
+        """The keys of the batch's images by the present names of their classes, sorted by name."""
+        manifest = parent.manifest
+        present = present_names(self.store, manifest, self.batch.classes, self.submitted_at)
+        # Images that were learned before their class was merged.
+        merged = {
+            (label_of(name, manifest.aliases), key)
+            for name, keys in parent.samples.seen.items()
+            if manifest is not None and name in manifest.aliases
+            for key in keys
+        }
+        images: dict[str, list[str]] = {}
+        for label, keys in self.batch.keys.items():
+            images.setdefault(present[label], []).extend(key for key in keys if (present[label], key) not in merged)
+        return dict(sorted(images.items()))
+
     def checked_parent(self) -> Parent:
         """Load the parent, and refuse a batch that cannot be learned on it before anything is written."""
         parent, batch, weights = Parent.load(self.store), self.batch, self.settings.backbone_weights
+        images = self.images(parent)
         needed = WORKING_SPACE + (0 if self.images_stored else batch.total_bytes)
         if parent.manifest is not None:
-            if problems := unusable_labels(parent.manifest, batch.classes):
+            if problems := unusable_labels(parent.manifest, images):
                 raise BatchError(problems)
-            unseen(batch.keys, parent.samples, {image.sha256: image.origin for image in batch.images})
+            unseen(images, parent.samples)
+            if corrected := corrections(images, parent.samples):
+                log.warning("images that were learned under another label, and lose it: %d", len(corrected))
             needed += 2 * sum(entry.size for entry in parent.manifest.files.values())
         if weights is not None and not weights.is_file():
             raise BackboneError(f"no weights file at {weights}: check OPENWORLD_BACKBONE_WEIGHTS")
-        check_size(parent.manifest.classes if parent.manifest else [], batch.classes, self.settings.replay_size)
+        check_size(parent.manifest.classes if parent.manifest else [], images, self.settings.replay_size)
         if not (self.store.root / "backbone.json").exists():
             # The weights, and at most twice in the graphs: `blocks` and `frozen` contain the adapted blocks.
             needed += 3 * weights.stat().st_size if weights else NEW_FOLDER_SPACE
@@ -183,39 +220,86 @@ class _Training:
         parent = parent.without_deleted(images)
         device = select_device(settings)
         learner = Learner(TokenCache(backbone, images.read, settings.seed, device), settings)
-        checkpoint = Checkpoint(self.checkpoint_folder, self._fingerprint(parent, device, backbone))
-        progress = Progress(batch.task_id, self.listener)
-        learned = learner.learn(parent.model or learner.empty(), parent.samples, batch.keys, checkpoint, progress)
-        manifest = self._manifest(parent, backbone, graphs, learned, time.monotonic() - started)
-        tensors, samples, verdict = learned.model.tensors(), learned.samples.to_json(), learned.verdict
+        batch_images = self.images(parent)
+        checkpoint = Checkpoint(self.checkpoint_folder, self._fingerprint(parent, batch_images, device, backbone))
+        progress = Progress(batch.task_id, self._stopping_when_stale(parent))
+        learned = learner.learn(parent.model or learner.empty(), parent.samples, batch_images, checkpoint, progress)
+        manifest = self._manifest(parent, batch_images, backbone, graphs, learned, time.monotonic() - started)
+        tensors, samples = learned.model.tensors(), relabelled(learned.samples.to_json(), manifest.id_of)
+        verdict = learned.verdict
         if not verdict.accepted:
             folder = store.reject(manifest, tensors, samples, "; ".join(verdict.reasons))
             return Outcome("rejected", manifest, folder, verdict)
-        manifest = store.publish(manifest, tensors, samples)
-        for path in self.checkpoint_folder.parent.iterdir():  # no attempt can resume from epochs on an older parent
-            if path.is_dir():
-                files.remove(path)
+        manifest = self._publish(parent, manifest, tensors, samples)
+        files.remove(self.checkpoint_folder)
         return Outcome("published", manifest, store.folder(manifest.version), verdict)
 
-    def _fingerprint(self, parent: Parent, device: str, backbone: Backbone) -> dict[str, Any]:
+    def _stopping_when_stale(self, parent: Parent) -> Listener:
+        """The listener; StaleParent as soon as the result could not be published."""
+
+        def listen(event: Event) -> None:
+            self.listener(event)
+            with suppress(CorruptVersion):  # may be repaired before the training ends
+                self._same_tensors(parent)
+
+        return listen
+
+    def _same_tensors(self, parent: Parent) -> Manifest | None:
+        """The current version if it is the parent or differs from it only by edits of classes; StaleParent if not."""
+        if self.store.current() == parent.version:
+            return parent.manifest
+        current = self.store.current_manifest()
+        if current is None or parent.manifest is None or current.files != parent.manifest.files:
+            raise StaleParent(
+                f"version {current.version if current else None} became current, and version {parent.version}, which "
+                "the training started from, has other tensors"
+            )
+        return current
+
+    def _publish(self, parent: Parent, learned: Manifest, tensors: Tensors, samples: Any) -> Manifest:
+        """Publish on the current version, also if classes were edited since the training started."""
+        while True:
+            current = self._same_tensors(parent)
+            manifest = learned if current is None or current.version == parent.version else _rebased(learned, current)
+            try:
+                return self.store.publish(manifest, tensors, samples)
+            except StaleParent:
+                log.info("another version was published before that of task %s", learned.task_id)
+
+    def _fingerprint(
+        self, parent: Parent, images: Mapping[str, list[str]], device: str, backbone: Backbone
+    ) -> dict[str, Any]:
         """Everything that the weights depend on; the number of threads sets the order of floating-point sums."""
+        files = {name: entry.sha256 for name, entry in parent.manifest.files.items()} if parent.manifest else {}
         return {
             "task": self.batch.task_id,
-            "parent": [parent.version, parent.manifest.task_id if parent.manifest else None, parent.deleted],
+            "classes": list(images),  # renamed ones are split into training and held-out images in another way
+            "parent": [files, parent.deleted],
             "settings": self.settings.model_dump(mode="json", exclude=MACHINE_SETTINGS | EVALUATION_SETTINGS),
             "device": device,
             "backbone": backbone.spec.sha256,
         }
 
     def _manifest(
-        self, parent: Parent, backbone: Backbone, graphs: dict[str, str], learned: Learned, seconds: float
+        self,
+        parent: Parent,
+        images: Mapping[str, list[str]],
+        backbone: Backbone,
+        graphs: dict[str, str],
+        learned: Learned,
+        seconds: float,
     ) -> Manifest:
         model, spec = learned.model, backbone.spec
+        tasks = [list(task.classes) for task in model.tasks]
+        known = parent.manifest.class_ids if parent.manifest else []
+        new_ids = [[new_class_id(self.batch.task_id, name) for name in names] for names in tasks[len(known) :]]
         threshold = float(model.novelty.threshold[0])
         return Manifest(
             parent=parent.version,
             task_id=self.batch.task_id,
-            tasks=[list(task.classes) for task in model.tasks],
+            submission=self.submission,
+            tasks=tasks,
+            class_ids=[*known, *new_ids],
             aliases=dict(model.aliases),
             backbone=spec.to_dict(),
             backbone_sha256=spec.sha256,
@@ -229,8 +313,26 @@ class _Training:
                 "capacity": model.shared.capacity,
                 "seconds": round(seconds, 3),
                 "images": len(self.batch.images),
-                "images_per_class": self.batch.counts,
+                "images_per_class": {name: len(keys) for name, keys in images.items() if keys},
             },
             settings=self.settings.model_dump(mode="json", exclude=MACHINE_SETTINGS),
             data_sha256=self.batch.sha256,
         )
+
+
+def _rebased(learned: Manifest, current: Manifest) -> Manifest:
+    """A manifest as if the classes had been edited after it was published; StaleParent if a new class has no name."""
+    new = learned.tasks[len(current.tasks) :]
+    if taken := {name for names in new for name in names} & set(current.classes):
+        raise StaleParent(f"version {current.version} became current, and gave a class the name {min(taken)!r}")
+    name_of = {learned.id_of[name]: name for names in new for name in names}
+    name_of |= {id: name for name, id in current.id_of.items()}
+    counts = {name_of[learned.id_of[name]]: count for name, count in learned.metrics["images_per_class"].items()}
+    changes = {
+        "parent": current.version,
+        "tasks": [*current.tasks, *new],
+        "aliases": current.aliases,
+        # The advice is about the classes before the edit.
+        "metrics": {**learned.metrics, "advice": None, "images_per_class": counts},
+    }
+    return learned.model_copy(update=changes)

@@ -1,18 +1,21 @@
 """The format of a data folder: the number in `<data>/FORMAT`.
 
 A release that changes what a data folder holds raises `FORMAT` and adds a migration. A folder of a newer format is
-refused; one of an older format is migrated when it is opened for writing. A folder with a current
-version and without the file has format 1.
+refused; one of an older format is migrated when it is opened for writing, after a backup to `<data>/format-<n>/`. A
+folder with a current version and without the file has format 1.
 """
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 from models.errors import FormatError, StoreError
-from models.files import file_lock, fsync_folder, make_folder, write_durable
+from models.files import file_lock, fsync_folder, make_folder, remove, temporary_beside, write_durable
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +54,9 @@ def _from_1_to_2(root: Path) -> None:
 # From each format n < FORMAT to the function that turns a folder of format n into one of format n + 1. A migration may
 # be killed and run again: it must accept a folder that is migrated in part.
 MIGRATIONS: dict[int, Callable[[Path], None]] = {1: _from_1_to_2}
+MOVED_TO_BACKUP = frozenset({1})  # formats whose migration moves the files to the place of the backup
+# Not in a backup: images never change, and the others have formats of their own.
+NOT_MIGRATED = frozenset({"images", "inbox", "redis", "work"})
 
 
 def check_format(root: Path) -> None:
@@ -77,6 +83,8 @@ def open_data_folder(root: Path) -> None:
             # Another process may have migrated the folder while this one waited for the lock.
             for n in range(_found(root) or FORMAT, FORMAT):
                 log.info("migrating the data folder %s from format %d to %d", root, n, n + 1)
+                if n not in MOVED_TO_BACKUP:
+                    _back_up(root, n)
                 MIGRATIONS[n](root)
                 _mark(root, n + 1)
             _mark(root, FORMAT)
@@ -86,6 +94,42 @@ def open_data_folder(root: Path) -> None:
                 f"the data folder {root} cannot be migrated from format {found} to {FORMAT}: {error}"
             ) from error
         log.info("the data folder %s is read-only: %s", root, error)
+
+
+def _back_up(root: Path, n: int) -> None:
+    """Keep the files of format `n` in `<data>/format-<n>/`, as hard links where the file system has them.
+
+    A migration must therefore replace files, never change them in place. To go back, stop all programs, and move the
+    content of the folder back.
+    """
+    target = root / f"format-{n}"
+    if target.exists():  # complete: an earlier attempt at the migration was killed after its backup
+        return
+    temporary = temporary_beside(target)
+    try:
+        temporary.mkdir()
+        for path in root.iterdir():
+            if path.name.startswith((".", "format-")) or path.name in NOT_MIGRATED:
+                continue
+            if path.is_dir():
+                shutil.copytree(path, temporary / path.name, copy_function=_link)
+            else:
+                _link(path, temporary / path.name)
+        os.sync()
+        temporary.rename(target)
+    except BaseException:
+        remove(temporary)
+        raise
+    fsync_folder(root)
+
+
+def _link(source: str | Path, target: str | Path) -> None:
+    try:
+        os.link(source, target)
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.EMLINK, errno.ENOSYS):
+            raise
+        shutil.copy2(source, target)
 
 
 def _found(root: Path) -> int | None:

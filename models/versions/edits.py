@@ -1,8 +1,7 @@
 """Edits of classes: rename, merge, retire and restore. Each edit publishes a version without training.
 
-An edit changes only the answers: the tensors are the parent's, byte for byte. A rename replaces the name everywhere.
-Merging and retiring add an alias, which restoring removes; training continues with the classes as they were learned, so
-every edit can be undone.
+An edit changes only the manifest: tensors and samples are the parent's, byte for byte. Merging and retiring add an
+alias, which restoring removes; training continues with the classes as they were learned, so every edit can be undone.
 """
 
 from __future__ import annotations
@@ -11,11 +10,11 @@ import secrets
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Literal
 
 from models.errors import ClassConflict, UnknownClass
 from models.versions.manifest import Manifest
-from models.versions.store import LoadedVersion, Promoter, VersionStore
+from models.versions.store import Promoter, VersionStore
 
 Kind = Literal["rename", "merge", "retire", "restore"]
 Aliases = Mapping[str, str | None]  # merged class -> the class that it is merged into; retired class -> None
@@ -51,13 +50,12 @@ class Edit:
 def publish_edit(store: VersionStore, edit: Edit, by: Promoter, editor: str) -> Manifest:
     """Publish the current version with the edit applied; StaleParent when another version was published first."""
     loaded = store.load()
-    manifest, samples = edited(loaded, edit)
-    return store.publish(manifest, loaded.tensors, samples, by=by, reason=f"{editor}: {edit.reason}")
+    manifest = edited(loaded.manifest, edit)
+    return store.publish(manifest, loaded.tensors, loaded.samples, by=by, reason=f"{editor}: {edit.reason}")
 
 
-def edited(loaded: LoadedVersion, edit: Edit) -> tuple[Manifest, Any]:
-    """The manifest and the samples of the edited version; raises UnknownClass or ClassConflict."""
-    parent, samples = loaded.manifest, loaded.samples
+def edited(parent: Manifest, edit: Edit) -> Manifest:
+    """The manifest of the edited version; raises UnknownClass or ClassConflict."""
     _check(parent, edit)
     tasks, aliases = parent.tasks, dict(parent.aliases)
     if edit.kind == "restore":
@@ -65,11 +63,11 @@ def edited(loaded: LoadedVersion, edit: Edit) -> tuple[Manifest, Any]:
     elif edit.kind == "rename":
         tasks = [[_renamed(name, edit) for name in names] for names in tasks]
         aliases = {name: to and _renamed(to, edit) for name, to in aliases.items()}
-        samples = _renamed_samples(samples, edit)
     else:  # `to` is None for a retired class
         aliases[edit.name] = edit.to
     changes = {
         "parent": parent.version,
+        "submission": None,
         "task_id": f"edit-{datetime.now(UTC):%Y%m%d%H%M%S}-{secrets.token_hex(3)}",
         "tasks": tasks,
         "aliases": aliases,
@@ -79,7 +77,7 @@ def edited(loaded: LoadedVersion, edit: Edit) -> tuple[Manifest, Any]:
         "version": 0,
         "files": {},
     }
-    return parent.model_copy(update=changes), samples
+    return parent.model_copy(update=changes)
 
 
 def _check(parent: Manifest, edit: Edit) -> None:
@@ -112,13 +110,3 @@ def unusable_labels(manifest: Manifest, labels: Collection[str]) -> list[str]:
 
 def _renamed(name: str, edit: Edit) -> str:
     return edit.to if name == edit.name and edit.to is not None else name
-
-
-def _renamed_samples(samples: dict[str, Any], edit: Edit) -> dict[str, Any]:
-    """The version's samples under the new name (read by trainer/learning/memory.py)."""
-    return {
-        **samples,
-        "memory": {_renamed(name, edit): keys for name, keys in samples["memory"].items()},
-        "seen": {_renamed(name, edit): keys for name, keys in samples["seen"].items()},
-        "held_out": [{**row, "label": _renamed(row["label"], edit)} for row in samples["held_out"]],
-    }

@@ -5,12 +5,23 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Annotated, Any, Self
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, StringConstraints, ValidationError, field_validator
+from pydantic import (
+    AwareDatetime,
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from models.errors import CorruptVersion, StoreError
 from models.files import sha256_bytes
 
-SCHEMA = 1
+# A release that adds fields raises MINOR: older releases ignore them. One that changes the meaning of a field, or that
+# cannot be read without a new field, raises SCHEMA: older releases refuse it.
+SCHEMA, MINOR = 1, 0
 
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 # A task's id is the name of a folder (`rejected/<task_id>`): no separators, no leading dot.
@@ -43,10 +54,13 @@ class Manifest(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     schema_version: int = Field(default=SCHEMA, ge=1)
+    schema_minor: int = Field(default=MINOR, ge=0)
     version: int = Field(default=0, ge=0)
     parent: int | None
     task_id: TaskId
-    tasks: list[list[str]]
+    submission: str | None = None  # of the task to the queue: a batch that is submitted again has another one
+    tasks: list[list[str]]  # the names of the classes
+    class_ids: list[list[str]]  # in the same order; see models/versions/class_ids.py
     aliases: dict[str, str | None] = Field(default_factory=dict)  # see models/versions/edits.py
     backbone: dict[str, Any]
     backbone_sha256: str
@@ -65,6 +79,18 @@ class Manifest(BaseModel):
     @classmethod
     def _in_utc(cls, value: datetime) -> datetime:
         return value.astimezone(UTC)
+
+    @model_validator(mode="after")
+    def _one_id_per_class(self) -> Self:
+        ids = [id for task in self.class_ids for id in task]
+        if [len(task) for task in self.class_ids] != [len(task) for task in self.tasks] or len({*ids}) != len(ids):
+            raise ValueError("class_ids must have one id for each class of tasks, and no id twice")
+        return self
+
+    @property
+    def id_of(self) -> dict[str, str]:
+        """From each class to its id."""
+        return dict(zip(self.classes, (id for task in self.class_ids for id in task), strict=True))
 
     @property
     def classes(self) -> list[str]:
@@ -97,14 +123,30 @@ class Manifest(BaseModel):
                 "the newest that this openworld reads; upgrade openworld",
                 "schema",
             )
+        minor = document.setdefault("schema_minor", 0)
+        if isinstance(minor, int) and minor > MINOR:
+            document = _known_fields(cls, document)
         # Defaults are for new manifests; a written one has every field.
         missing = [field for field in cls.model_fields if field not in document]
         if missing:
             raise CorruptVersion(f"{name}: missing field {', '.join(missing)}")
         try:
-            return cls.model_validate_json(data, strict=True)
+            return cls.model_validate_json(json.dumps(document), strict=True)
         except ValidationError as error:
             raise CorruptVersion(f"{name}: {field_errors(error)}") from error
+
+
+def _known_fields(kind: type[Manifest], document: dict[str, Any]) -> dict[str, Any]:
+    """A document of a newer minor format without the fields that this release does not know."""
+    known = {name: value for name, value in document.items() if name in kind.model_fields} | {"schema_minor": MINOR}
+    if isinstance(files := known.get("files"), dict):
+        known["files"] = {
+            name: {field: entry[field] for field in FileEntry.model_fields if field in entry}
+            if isinstance(entry, dict)
+            else entry
+            for name, entry in files.items()
+        }
+    return known
 
 
 def field_errors(error: ValidationError) -> str:

@@ -8,6 +8,10 @@
 
 **After a kill at any moment the store is valid, and publishing the task again ends with exactly one version of it.**
 
+The *lineage* is the current version, its parent, and so on to the first version. A task is learned if a version of the
+lineage learned it: after a roll back, tasks of later versions can be learned again. Publishing and activating are
+compare-and-set operations on `CURRENT`.
+
 A promotion is logged *before* `CURRENT` is replaced (write-ahead), so every current version has a line in the log. A
 kill in between leaves a line without effect, whose version is neither the `previous` of the next line (read from
 `CURRENT`) nor the current version; `log()` omits it. Writers hold one lock; readers need none.
@@ -137,9 +141,27 @@ class VersionStore:
         followers = [*(line.previous for line in lines[1:]), current]
         return [line for line, follower in zip(lines, followers, strict=False) if follower == line.version]
 
-    def find_task(self, task_id: str) -> int | None:
-        """The version that learned the task and was current at some time; such a task must not be learned again."""
-        return next((n for n in sorted(self._promoted()) if self._manifest_or_none(n, task_id)), None)
+    def lineage(self, n: int | None = None) -> list[int]:
+        """Version `n`, by default the current one, its parent, and so on to the first version."""
+        found: list[int] = []
+        n = self._current_or_logged() if n is None else n
+        while n is not None and n not in found:
+            found.append(n)
+            manifest = self._manifest_or_none(n)
+            n = manifest.parent if manifest else self._logged_parent(n)
+        return found
+
+    def find_task(self, task_id: str, submission: str | None = None) -> int | None:
+        """The version that learned the task; such a task must not be learned again.
+
+        It is in the lineage, or was published for the given submission: a roll back between the promotion and the
+        worker's report must not publish the submission a second time.
+        """
+        found = next((n for n in self.lineage() if self._manifest_or_none(n, task_id)), None)
+        if found is not None or not submission:
+            return found
+        learned = {n: self._manifest_or_none(n, task_id) for n in sorted(self._promoted())}
+        return next((n for n, manifest in learned.items() if manifest and manifest.submission == submission), None)
 
     def graph_path(self, sha256: str) -> Path:
         return self._graphs / f"{sha256}.onnx"
@@ -159,7 +181,9 @@ class VersionStore:
         with self._writing(self._versions):
             self._check_parent(manifest.parent)
             self._verify_graphs(manifest, "publish")
-            published = self._resume_attempt(manifest.with_files(contents)) or self._write_version(manifest, contents)
+            number = self.next_version()  # before attempts are removed: a number is not used again
+            published = self._resume_attempt(manifest.with_files(contents))
+            published = published or self._write_version(manifest, contents, number)
             try:
                 self._promote(published.version, manifest.parent, by, reason or f"learned task {manifest.task_id}")
             except BaseException:
@@ -178,11 +202,20 @@ class VersionStore:
             files.write_folder(folder, contents | {MANIFEST: manifest.with_files(contents).to_json()})
         return folder
 
-    def activate(self, n: int, by: Promoter, reason: str) -> Manifest:
-        """Make an earlier or later version current, after verifying it."""
+    def activate(self, n: int, by: Promoter, reason: str, replacing: int | None = None) -> Manifest:
+        """Make an earlier or later version current, after verifying it; StaleParent unless `replacing` is current.
+
+        By default `replacing` is the version that is current when the call begins: verifying may take seconds.
+        """
+        replacing = self._current_or_logged() if replacing is None else replacing
+        self.load(n)
         with self._writing(self._versions):
-            manifest = self.load(n).manifest
-            self._promote(n, self._current_or_logged(), by, reason)
+            if (current := self._current_or_logged()) != replacing:
+                raise StaleParent(
+                    f"version {current} became current in place of {replacing}: look at it, then activate {n} again"
+                )
+            manifest = self.manifest(n)  # again, under the lock: the folder of a killed attempt may be removed
+            self._promote(n, current, by, reason)
             return manifest
 
     def add_graph(self, data: bytes) -> str:
@@ -196,8 +229,8 @@ class VersionStore:
 
     # The steps of publishing
 
-    def _write_version(self, manifest: Manifest, contents: dict[str, bytes]) -> Manifest:
-        manifest = manifest.model_copy(update={"version": self.next_version()}).with_files(contents)
+    def _write_version(self, manifest: Manifest, contents: dict[str, bytes], number: int) -> Manifest:
+        manifest = manifest.model_copy(update={"version": number}).with_files(contents)
         folder = self.folder(manifest.version)
         files.write_folder(folder, contents | {MANIFEST: manifest.to_json()}, self._on_step)
         return manifest
@@ -210,17 +243,22 @@ class VersionStore:
         self._on_step("promoted")
 
     def _resume_attempt(self, wanted: Manifest) -> Manifest | None:
-        """The complete folder of a killed attempt that equals the wanted version; other attempts are removed."""
-        promoted = self._promoted()
+        """The complete folder of a killed attempt that equals the wanted version; other attempts are removed.
+
+        Also those at other tasks, unless the log is lost: their parent is not current any more after this promotion.
+        """
+        promoted, resumed = self._promoted(), None
+        intact = any(line.version == wanted.parent for line in self.log())
         for n in self.versions():
-            found = None if n in promoted else self._manifest_or_none(n, wanted.task_id)
+            found = None if n in promoted else self._manifest_or_none(n, None if intact else wanted.task_id)
             if found is None:
                 continue
             with suppress(CorruptVersion):
-                if found.parent == wanted.parent and found.files == wanted.files:
-                    return self.load(n, expect_backbone=wanted.backbone_sha256).manifest
+                if (found.task_id, found.parent, found.files) == (wanted.task_id, wanted.parent, wanted.files):
+                    resumed = self.load(n, expect_backbone=wanted.backbone_sha256).manifest
+                    continue
             files.discard(self.folder(n))
-        return None
+        return resumed
 
     @contextmanager
     def _writing(self, folder: Path) -> Iterator[None]:
@@ -230,7 +268,7 @@ class VersionStore:
             files.make_folder(folder)
             with files.file_lock(self.root / ".lock"):
                 # Other programs write temporary files to the root without this lock: only those of ours are removed.
-                for place in (".CURRENT.", ".FORMAT.", "versions/.", "rejected/.", "graphs/."):
+                for place in (".CURRENT.", ".FORMAT.", ".ID.", "versions/.", "rejected/.", "graphs/."):
                     for garbage in self.root.glob(f"{place}*{files.TEMPORARY}"):
                         files.remove(garbage)
                 yield
@@ -264,13 +302,11 @@ class VersionStore:
 
     def _promoted(self) -> set[int]:
         """Versions that were current at some time: those in the log and, in case it is lost, the current's parents."""
-        ancestors: set[int] = set()
-        n = self._current_or_logged()
-        while n is not None and n not in ancestors:
-            ancestors.add(n)
-            manifest = self._manifest_or_none(n)
-            n = manifest.parent if manifest else None
-        return ancestors | {promotion.version for promotion in self.log()}
+        return {*self.lineage(), *(promotion.version for promotion in self.log())}
+
+    def _logged_parent(self, n: int) -> int | None:
+        """The parent of a damaged version: the version that it first replaced."""
+        return next((line.previous for line in self._lines() if line.version == n), None)
 
     def _manifest_or_none(self, n: int, task_id: str | None = None) -> Manifest | None:
         try:

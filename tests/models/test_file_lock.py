@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from models import files
 from models.files import file_lock
 
 
@@ -83,3 +84,23 @@ def test_the_descriptor_can_hold_the_holders_pid(tmp_path: Path) -> None:
     with file_lock(path) as descriptor:
         os.pwrite(descriptor, b"123", 0)
         assert path.read_text() == "123"
+
+
+def test_only_temporary_files_of_ended_writers_are_abandoned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A writer holds a lock on its temporary file, whatever the clock says."""
+    monkeypatch.setattr(files, "TEMPORARY_SECONDS", 0.0)
+    (tmp_path / "ab").mkdir()
+    left = files.temporary_beside(tmp_path / "ab" / "killed")
+    left.write_bytes(b"half")
+    seen: list[Path] = []
+    fsync = os.fsync
+
+    def look(descriptor: int) -> None:
+        seen.extend(files.abandoned(tmp_path))
+        fsync(descriptor)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", look)
+        files.write_durable(tmp_path / "ab" / "written", b"whole")
+    assert set(seen) == {left}
+    assert (tmp_path / "ab" / "written").read_bytes() == b"whole"

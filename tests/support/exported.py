@@ -79,12 +79,22 @@ SCENE_TASKS = [
 SCENES = [f"{kind}/{seed}" for kind in KINDS for seed in range(1000, 1050)]
 
 
+def _vit(size: int, **options: int) -> nn.Module:
+    model = VisionTransformer(img_size=size, patch_size=16, num_classes=2, **options)
+    vars(model)["pretrained_cfg"] = {"input_size": (3, size, size), "crop_pct": 1.0, "interpolation": "bicubic"}
+    return model
+
+
 @register_model
 def tiny_test_vit(**_: object) -> nn.Module:
     """A ViT with three blocks, 32 dimensions and 17 tokens, which is exported in a second."""
-    model = VisionTransformer(img_size=64, patch_size=16, embed_dim=32, depth=3, num_heads=2, num_classes=2)
-    vars(model)["pretrained_cfg"] = {"input_size": (3, 64, 64), "crop_pct": 1.0, "interpolation": "bicubic"}
-    return model
+    return _vit(64, embed_dim=32, depth=3, num_heads=2)
+
+
+@register_model
+def short_test_deit(**_: object) -> nn.Module:
+    """The blocks of a DeiT-Ti (192 dimensions, 3 heads), but four of them, and 17 tokens."""
+    return _vit(64, embed_dim=192, depth=4, num_heads=3)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,8 @@ def make_manifest(task_id: str = "task-1", parent: int | None = None, **changes:
         "settings": {"epochs": 3},
         "data_sha256": "d" * 64,
     }
-    return Manifest(**(fields | changes))
+    fields |= changes
+    return Manifest(**({"class_ids": fields["tasks"]} | fields))  # any unique text is an id
 
 
 def manifest_of(model: Model, spec: BackboneSpec, **changes: Any) -> Manifest:

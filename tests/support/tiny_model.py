@@ -14,8 +14,9 @@ from PIL import Image
 from torch import Tensor, nn
 
 from models.images import Preprocessing
+from models.inference.evidence import Features
 from models.inference.model import Adapters, Head, Model, SharedAdapters, TaskModel
-from models.network.adapted_blocks import AdaptedBlock, AdaptedBlocks, Attention, frozen_task
+from models.network.adapted_blocks import AdaptedBlock, AdaptedBlocks, Attention, frozen_task, tensors_of
 from models.network.backbone import Backbone
 from models.network.frozen_feature import FrozenFeature, TransformerParts
 from models.versions.backbone_spec import BackboneSpec, FrozenPart, FrozenSpec
@@ -113,6 +114,12 @@ def tiny_learner(blocks: int = 1, noise: float = 20.0, **settings: Any) -> Learn
     """A learner on the tiny backbone; `settings` are those of LearnerSettings and its recipe."""
     chosen, backbone = tiny_settings(**settings), tiny_backbone(blocks)
     return Learner(TokenCache(backbone, TinyImages(noise).read, chosen.seed), chosen)
+
+
+def features_of(learner: Learner, model: Model, keys: Sequence[str]) -> Features:
+    """The features of every task's network and of the frozen backbone."""
+    tasks = [learner.tokens.features(keys, tensors_of(task)) for task in model.tasks]
+    return Features(tasks, *learner.tokens.frozen(keys))
 
 
 def silent_progress(task: str = "task") -> Progress:

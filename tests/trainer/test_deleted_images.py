@@ -15,6 +15,7 @@ from tests.support.manifests import manifest_of
 from tests.support.tiny_model import (
     TinyImages,
     class_tasks,
+    features_of,
     learn_tasks,
     silent_progress,
     tiny_backbone,
@@ -40,7 +41,7 @@ def test_samples_without_deleted_images_keep_their_classes() -> None:
 def accuracy(learner: Learner, learned: Learned, name: str) -> float:
     """Return the share of unseen images of the class whose best class is right, novel or not."""
     keys = TinyImages().batch([name], count=20, start=500)[name]
-    scores = learned.model.rule.log_scores(learned.model.evidence(learner.features(learned.model, keys)))
+    scores = learned.model.rule.log_scores(learned.model.evidence(features_of(learner, learned.model, keys)))
     return float(np.mean([learned.model.classes[best] == name for best in scores.argmax(axis=1)]))
 
 
@@ -84,7 +85,7 @@ def test_a_head_does_not_unlearn_a_class_whose_images_are_all_deleted() -> None:
     shares = []
     for learned in (parent, child):
         head = learned.model.tasks[0].head
-        shares.append((head.logits(learner.features(learned.model, keys).tasks[0]).argmax(axis=1) == 0).mean())
+        shares.append((head.logits(features_of(learner, learned.model, keys).tasks[0]).argmax(axis=1) == 0).mean())
     assert shares[1] >= shares[0] - 0.1
 
 
@@ -95,7 +96,7 @@ def test_heads_of_tasks_without_memory_are_still_back_updated() -> None:
     child = learn_on(learner, parent, parent.samples.without_missing(()), second)
     old, new = parent.model.tasks[0], child.model.tasks[0]
     assert not np.array_equal(old.head.weight, new.head.weight)
-    z = learner.features(child.model, [key for keys in second.values() for key in keys]).tasks[0]
+    z = features_of(learner, child.model, [key for keys in second.values() for key in keys]).tasks[0]
     ood = [head.logits(z)[:, -1] - head.logits(z)[:, :-1].max(axis=1) for head in (old.head, new.head)]
     assert ood[1].mean() > ood[0].mean()
 
@@ -142,7 +143,7 @@ def test_the_next_task_is_learned_without_the_images_that_were_deleted(
     assert caplog.text == ""
     gone = [*learned.samples.memory["class 0"], learned.samples.held_out[-1].key]
     for sha in gone:
-        Retention(store).remove(sha)
+        Retention(store).remove(sha, "operator")
     parent = Parent.load(store).without_deleted(images)
     assert parent.model is not None
     assert f"{len(gone)} images of version 1 were deleted" in caplog.text

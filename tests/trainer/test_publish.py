@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ pytest.importorskip("torch")
 
 from models.errors import StoreError
 from models.files import sha256_bytes
+from models.versions.class_ids import samples_by_name
+from models.versions.edits import Edit, publish_edit
 from models.versions.store import VersionStore
 from tasks.batch import LabelledBatch, open_batch
 from tasks.images import ImageStore
@@ -19,7 +22,8 @@ from tests.support.images import write_classes
 from tests.support.servers import learned_folder
 from tests.support.tiny_model import TinyImages, tiny_backbone, tiny_settings
 from trainer import publish
-from trainer.data_folder import training_lock
+from trainer.data_folder import Turn, training_lock
+from trainer.learning.progress import Event
 from trainer.publish import Outcome, learn_batch
 
 pytestmark = pytest.mark.usefixtures("restore_torch_settings")
@@ -149,3 +153,114 @@ def test_a_failed_first_training_leaves_only_the_lock_files_behind(
         with pytest.raises(StoreError, match="not now"):
             learn(tmp_path, batch)
         assert {path: path.stat().st_ino for path in tmp_path.rglob("*") if path.is_file()} == locks
+
+
+# Another version becomes current during the training
+
+
+class Interference:
+    """A listener that calls `act` once, after the first epoch of the new task, and counts the epochs."""
+
+    def __init__(self, act: Callable[[], object]) -> None:
+        self._act, self.epochs = act, 0
+
+    def __call__(self, event: Event) -> None:
+        if event.phase.startswith("task"):
+            self.epochs += 1
+            if self.epochs == 1:
+                self._act()
+
+
+def learn_while(data: Path, batch: LabelledBatch, act: Callable[[], object], **more: Any) -> tuple[Outcome, int]:
+    listener = Interference(act)
+    return learn_batch(data, batch, tiny_settings(gate_accuracy=1, gate_auc=1), listener, **more), listener.epochs
+
+
+def edit(data: Path, *what: str) -> int:
+    return publish_edit(VersionStore(data), Edit(*what), "operator", "anna").version  # type: ignore[arg-type]
+
+
+def test_edits_during_a_training_do_not_throw_it_away(data: Path, batch: LabelledBatch) -> None:
+    def edits() -> None:
+        edit(data, "rename", "class 0", "apple")
+        edit(data, "merge", "class 1", "class 2")
+
+    alone = learn(Path(shutil.copytree(data, data.parent / "alone")), batch)
+    outcome, epochs = learn_while(data, batch, edits)
+    assert (outcome.state, outcome.manifest.parent, epochs) == ("published", 5, 2)
+    assert outcome.manifest.tasks == [["apple", "class 1"], ["class 2", "class 3"], ["class 4"], ["plum"]]
+    assert outcome.manifest.aliases == {"class 1": "class 2"}
+    assert outcome.manifest.metrics["advice"] is None
+    # The same as without the edits, except for the manifest
+    assert outcome.manifest.files == alone.manifest.files
+    loaded = VersionStore(data).load()
+    assert set(samples_by_name(loaded)["memory"]) == {"apple", *(f"class {n}" for n in range(1, 5)), "plum"}
+    assert loaded.manifest.class_ids == alone.manifest.class_ids
+
+
+def test_a_version_with_other_tensors_stops_the_training_at_once_and_it_starts_again(
+    data: Path, batch: LabelledBatch
+) -> None:
+    outcome, epochs = learn_while(data, batch, lambda: VersionStore(data).activate(1, "operator", "roll back"))
+    assert (outcome.state, outcome.manifest.parent, epochs) == ("published", 1, 3)  # one on 3, two on 1
+    assert outcome.manifest.tasks == [["class 0", "class 1"], ["plum"]]
+
+
+def test_a_new_class_whose_name_was_given_to_another_class_extends_that_class(data: Path, batch: LabelledBatch) -> None:
+    outcome, epochs = learn_while(data, batch, lambda: edit(data, "rename", "class 0", "plum"), submitted_at=3)
+    assert (outcome.state, outcome.manifest.parent, epochs) == ("published", 4, 2)
+    assert outcome.manifest.classes == ["plum", *(f"class {n}" for n in range(1, 5))]
+
+
+def test_publishing_removes_only_the_checkpoint_of_its_own_task(data: Path, batch: LabelledBatch) -> None:
+    (data / "work" / "another").mkdir(parents=True)
+    learn(data, batch)
+    assert [path.name for path in (data / "work").iterdir() if path.is_dir()] == ["another"]
+
+
+def test_a_worker_waits_for_another_training_but_not_for_one_that_lost_its_lease(tmp_path: Path) -> None:
+    class Enough(Exception):
+        pass
+
+    def wait(times: int, patience: float = 0.0) -> Turn:
+        left = iter(range(times))
+
+        def on_wait() -> None:
+            if next(left, None) is None:
+                raise Enough
+
+        return Turn("this queue", patience, on_wait)
+
+    with training_lock(tmp_path), pytest.raises(Enough), training_lock(tmp_path, wait(2)):
+        pass
+    other = Turn("another queue", 0.0, lambda: None)
+    with training_lock(tmp_path, other), pytest.raises(Enough), training_lock(tmp_path, wait(2)):
+        pass
+    with training_lock(tmp_path, wait(0)):
+        with pytest.raises(Enough), training_lock(tmp_path, wait(1, patience=60)):
+            pass
+        with training_lock(tmp_path, wait(1)):
+            pass
+    with training_lock(tmp_path):  # released by all
+        pass
+
+
+def test_an_interrupted_training_resumes_after_an_edit(data: Path, batch: LabelledBatch) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        learn_while(data, batch, lambda: (_ for _ in ()).throw(KeyboardInterrupt))
+    edit(data, "rename", "class 0", "apple")
+    outcome, epochs = learn_while(data, batch, lambda: None)
+    assert (outcome.manifest.parent, epochs) == (4, 1)
+
+
+def test_renames_and_merges_apply_to_a_batch_that_was_submitted_before_them(data: Path) -> None:
+    names = ["class 0", "class 1", "class 3"]
+    more = [(name, f"{n}.png", TinyImages().read(f"{name}/{n}")) for name in names for n in range(50, 53)]
+    edit(data, "rename", "class 0", "apple")
+    edit(data, "merge", "class 1", "class 2")
+    outcome = learn(data, check_batch(more), submitted_at=3)
+    assert outcome.manifest.metrics["images_per_class"] == {"apple": 3, "class 2": 3, "class 3": 3}
+    assert outcome.manifest.classes == ["apple", "class 1", "class 2", "class 3", "class 4"]
+    seen = samples_by_name(VersionStore(data).load())["seen"]
+    counts = {name: len(keys) for name, keys in seen.items()}
+    assert counts == {"apple": 15, "class 1": 12, "class 2": 15, "class 3": 15, "class 4": 12}

@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from models.inference.evidence import Features
 from models.inference.frozen import FrozenStatistics
 from models.inference.gaussians import Gaussians
 from models.inference.model import Adapters, Head, Model, TaskModel
@@ -20,7 +19,17 @@ from trainer.learning.checkpoint import Checkpoint
 from trainer.learning.evaluation import evaluate
 from trainer.learning.gate import Verdict
 from trainer.learning.likeness import likeness_groups
-from trainer.learning.memory import HeldOut, Samples, check_size, limit_held_out, merged, remember, split, unseen
+from trainer.learning.memory import (
+    HeldOut,
+    Samples,
+    check_size,
+    corrections,
+    limit_held_out,
+    merged,
+    remember,
+    split,
+    unseen,
+)
 from trainer.learning.progress import Progress
 from trainer.learning.reproducibility import random_stream
 from trainer.learning.settings import LearnerSettings
@@ -60,19 +69,17 @@ class Learner:
         frozen = FrozenStatistics.empty(self.backbone.spec.frozen.size, self.backbone.spec.frozen.expanded)
         return Model(initial_adapters(self.backbone, self.settings), (), frozen, Rule(), Novelty.empty())
 
-    def features(self, model: Model, keys: Sequence[str]) -> Features:
-        """The features of every task's network and of the frozen backbone."""
-        tasks = [self.tokens.features(keys, tensors_of(task)) for task in model.tasks]
-        return Features(tasks, *self.tokens.frozen(keys))
-
     def learn(
         self, parent: Model, samples: Samples, images: Images, checkpoint: Checkpoint, progress: Progress
     ) -> Learned:
         """Learn the batch on top of the parent, which is not changed.
 
-        New classes become a new task. Images of known classes extend the statistics and the heads of their tasks.
+        New classes become a new task. Images of known classes extend the statistics and the heads of their tasks. An
+        image that was learned under another label loses that label.
         """
         check_size(samples.memory, images, self.settings.replay_size)
+        corrected = corrections(images, samples)
+        samples = samples.without(corrected)
         unseen_images = unseen(images, samples)
         known = {name: keys for name, keys in unseen_images.items() if name in parent.classes}
         new = {name: keys for name, keys in unseen_images.items() if name not in parent.classes}
@@ -80,6 +87,7 @@ class Learner:
             raise BatchError(["nothing is learned yet, and no class has two images: add images, to calibrate on"])
         rng = random_stream(self.settings.seed, "task", len(parent.tasks), *sorted(images))
         self._prepare_tokens(parent, samples, images, new, progress)
+        parent = self._without(parent, corrected)
 
         # Images of known classes
         extension, held_out = self._split(known, rng)
@@ -157,6 +165,13 @@ class Learner:
                 task = replace(task, gaussians=task.gaussians.with_samples(z, labels))
             tasks.append(task)
         return replace(model, tasks=tuple(tasks))
+
+    def _without(self, model: Model, corrected: Mapping[str, str]) -> Model:
+        """Remove images from the frozen statistics of their earlier labels; the statistics of the tasks keep them."""
+        if not corrected:
+            return model
+        labels = np.array([model.classes.index(name) for name in corrected.values()])
+        return replace(model, frozen=model.frozen.without_images(*self.tokens.frozen(list(corrected)), labels))
 
     def _with_frozen(self, model: Model, images: Images) -> Model:
         """Add all images of a batch, also those held out of the networks, to the frozen statistics."""

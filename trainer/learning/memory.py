@@ -46,6 +46,13 @@ class Samples:
         held_out = tuple(sample for sample in self.held_out if sample.key in present)
         return replace(self, memory=memory, held_out=held_out)
 
+    def without(self, keys: Container[str]) -> Self:
+        """The samples as if these images had never been learned."""
+        memory = {name: tuple(key for key in own if key not in keys) for name, own in self.memory.items()}
+        seen = {name: tuple(key for key in own if key not in keys) for name, own in self.seen.items()}
+        held_out = tuple(sample for sample in self.held_out if sample.key not in keys)
+        return replace(self, memory=memory, held_out=held_out, seen=seen)
+
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
@@ -54,24 +61,31 @@ class Samples:
         return TypeAdapter(cls).validate_python(data)
 
 
-def unseen(
-    images: Mapping[str, Sequence[str]], samples: Samples, origins: Mapping[str, str] | None = None
-) -> dict[str, list[str]]:
-    """The images of a batch that were not learned before; an image learned twice would count twice.
+def corrections(images: Mapping[str, Sequence[str]], samples: Samples) -> dict[str, str]:
+    """The images of a batch that were learned under another label, with that label.
 
-    `BatchError` if there are none, or if an image was learned under another label.
+    `BatchError` if a class would keep no image.
     """
-    label_of = {key: name for name, keys in samples.seen.items() for key in keys}
-    conflicts = [
-        f"{(origins or {}).get(key, key)} is {name!r} here, but was learned as {label_of[key]!r}: leave it out"
-        for name, keys in sorted(images.items())
-        for key in keys
-        if label_of.get(key, name) != name
-    ]
-    if conflicts:
-        raise BatchError(shortened(conflicts, "images that were learned under another label: leave them out"))
-    new = {name: [key for key in keys if key not in label_of] for name, keys in sorted(images.items())}
-    new = {name: keys for name, keys in new.items() if keys}
+    earlier = {key: name for name, keys in samples.seen.items() for key in keys}
+    corrected = {
+        key: earlier[key] for name, keys in sorted(images.items()) for key in keys if earlier.get(key, name) != name
+    }
+    lost = Counter(corrected.values())
+    if emptied := sorted(name for name, count in lost.items() if count == len(samples.seen[name])):
+        problems = [
+            f"every image of {name!r} gets another label: rename or merge the class instead" for name in emptied
+        ]
+        raise BatchError(shortened(problems, "classes that would keep no image: rename or merge them instead"))
+    return corrected
+
+
+def unseen(images: Mapping[str, Sequence[str]], samples: Samples) -> dict[str, list[str]]:
+    """The images of a batch that were not learned under their label before; an image learned twice would count twice.
+
+    `BatchError` if there are none.
+    """
+    new = {name: [key for key in keys if key not in samples.seen.get(name, ())] for name, keys in images.items()}
+    new = {name: keys for name, keys in sorted(new.items()) if keys}
     if not new:
         raise BatchError(["every image of this batch is learned already: add images that are not"])
     return new

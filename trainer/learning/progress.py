@@ -14,6 +14,7 @@ class Event:
     loss: float | None
     progress: float  # of the whole task, 0 to 1
     seconds_left: float | None  # None until there is enough to estimate from
+    saved: bool = False  # the checkpoint holds this epoch
 
 
 Listener = Callable[[Event], None]
@@ -37,11 +38,13 @@ class Progress:
         self._done += work
         self._skipped += work
 
-    def report(self, phase: str, epoch: int, epochs: int, work: float, loss: float | None = None) -> None:
+    def report(
+        self, phase: str, epoch: int, epochs: int, work: float, loss: float | None = None, saved: bool = False
+    ) -> None:
         self._done += work
         own = self._done - self._skipped
         left = None
         if own > ESTIMATE_FROM * self._total:
             left = (time.monotonic() - self._started) / own * max(self._total - self._done, 0.0)
         share = min(self._done / self._total, 1.0) if self._total else 1.0
-        self._listener(Event(self._task, phase, epoch, epochs, loss, share, left))
+        self._listener(Event(self._task, phase, epoch, epochs, loss, share, left, saved))

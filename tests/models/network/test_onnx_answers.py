@@ -73,7 +73,7 @@ def assert_answers_as_in_torch(exported: Exported, model: Model, images: Sequenc
 
 @without_shared
 def test_a_transformer_answers_as_in_torch(tmp_path: Path) -> None:
-    exported = Exported.of(random_backbone(tmp_path, "deit_tiny_patch16_224", 2))
+    exported = Exported.of(random_backbone(tmp_path, "short_test_deit", 2))
     model = learn(exported.backbone, SCENE_TASKS, read_scene)
     assert_answers_as_in_torch(exported, model, [read_scene(key) for key in SCENES])
 

@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 
 from models.errors import FormatError, StoreError
+from models.files import write_durable
 from models.versions import data_format
 from models.versions.data_format import FORMAT, check_format, open_data_folder
 from models.versions.store import VersionStore
 from tests.support.manifests import make_manifest
+from tests.support.version_stores import tree
 
 
 def publish(root: Path) -> None:
@@ -121,6 +123,36 @@ def test_a_folder_that_must_be_migrated_and_cannot_be_written_is_refused(
     (read_only / "CURRENT").write_text("1\n")
     with pytest.raises(StoreError, match=r"cannot be migrated from format 1 to 2: .*Read-only file system"):
         open_data_folder(read_only)
+
+
+@pytest.mark.parametrize("killed", [True, False])
+def test_a_migration_keeps_a_backup_of_what_it_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed: bool
+) -> None:
+    publish(tmp_path)
+    for name in ("images/ab/abcd", "inbox/inbox.sqlite3"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text(name)
+    before = tree(tmp_path)
+
+    def migrate(root: Path) -> None:
+        write_durable(root / "CURRENT", b"9\n")
+        (root / "versions" / "000001" / "samples.json").unlink()
+        if killed and not (root / "again").exists():
+            (root / "again").touch()
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(data_format, "FORMAT", 3)
+    monkeypatch.setitem(data_format.MIGRATIONS, 2, migrate)
+    if killed:
+        with pytest.raises(KeyboardInterrupt):
+            open_data_folder(tmp_path)
+        publish_again = tmp_path / "versions" / "000001" / "samples.json"
+        publish_again.write_text("?")  # the second attempt must not replace the backup
+    open_data_folder(tmp_path)
+    assert (tmp_path / "FORMAT").read_text() == "3\n"
+    kept = {name: content for name, content in before.items() if not name.startswith(("images", "inbox"))}
+    assert tree(tmp_path / "format-2") == kept
 
 
 # From format 1 to 2

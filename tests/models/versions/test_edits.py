@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +9,9 @@ import pytest
 
 from models.errors import ClassConflict, StaleParent, UnknownClass
 from models.inference.predictor import Predictor
+from models.versions.class_ids import samples_by_name
 from models.versions.edits import Edit, edited, publish_edit, unusable_labels
-from models.versions.store import TENSORS, VersionStore
+from models.versions.store import SAMPLES, TENSORS, VersionStore
 from tests.support.servers import known_image, learned_folder
 
 
@@ -32,19 +32,23 @@ def answers(store: VersionStore, label: str) -> tuple[str | None, list[str]]:
     return max(set(labels), key=labels.count), nearest
 
 
-def test_an_edit_changes_no_tensor_and_logs_its_author(store: VersionStore) -> None:
-    before = (store.folder(3) / TENSORS).read_bytes()
-    assert edit(store, "retire", "class 1") == 4
-    assert (store.folder(4) / TENSORS).read_bytes() == before
+@pytest.mark.parametrize(
+    "what", [("retire", "class 1"), ("rename", "class 1", "apple"), ("merge", "class 1", "class 0")]
+)
+def test_an_edit_changes_only_the_manifest_and_logs_its_author(store: VersionStore, what: tuple[str, ...]) -> None:
+    assert edit(store, *what) == 4
+    for name in (TENSORS, SAMPLES):
+        assert (store.folder(4) / name).read_bytes() == (store.folder(3) / name).read_bytes()
+    assert store.manifest(4).files == store.manifest(3).files
+    assert store.manifest(4).class_ids == store.manifest(3).class_ids
     assert store.manifest(4).parent == 3
-    assert store.log()[-1].reason == "alice: retired class 1"
+    assert store.log()[-1].reason == f"alice: {Edit(*what).reason}"  # type: ignore[arg-type]
     assert store.log()[-1].by == "operator"
 
 
 def test_an_edited_version_does_not_repeat_advice_about_the_classes_before(store: VersionStore) -> None:
-    loaded = store.load()
-    advised = loaded.manifest.model_copy(update={"metrics": {"advice": {"weak": []}, "accuracy": 0.9}})
-    manifest, _ = edited(replace(loaded, manifest=advised), Edit("merge", "class 1", "class 0"))
+    advised = store.manifest(3).model_copy(update={"metrics": {"advice": {"weak": []}, "accuracy": 0.9}})
+    manifest = edited(advised, Edit("merge", "class 1", "class 0"))
     assert manifest.metrics["advice"] is None
     assert manifest.metrics["accuracy"] == 0.9
 
@@ -53,7 +57,7 @@ def test_a_renamed_class_is_answered_and_trained_by_its_new_name(store: VersionS
     assert answers(store, "class 0")[0] == "class 0"
     edit(store, "rename", "class 0", "apple")
     assert answers(store, "class 0")[0] == "apple"
-    samples = store.load().samples
+    samples = samples_by_name(store.load())
     assert "apple" in samples["memory"]
     assert "apple" in samples["seen"]
     assert "class 0" not in str(samples)
@@ -125,13 +129,11 @@ def test_an_impossible_edit_is_refused_and_changes_nothing(
 
 
 def test_concurrent_edits_do_not_overwrite_each_other(store: VersionStore) -> None:
-    from models.versions.edits import edited
-
     loaded = store.load()
-    manifest, samples = edited(loaded, Edit("retire", "class 0"))
+    manifest = edited(loaded.manifest, Edit("retire", "class 0"))
     edit(store, "retire", "class 1")
     with pytest.raises(StaleParent):
-        store.publish(manifest, loaded.tensors, samples)
+        store.publish(manifest, loaded.tensors, loaded.samples)
 
 
 def test_labels_of_merged_and_retired_classes_are_reported_with_a_remedy(store: VersionStore) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from models.errors import CorruptVersion, StoreError
+from models.errors import CorruptVersion, StaleParent, StoreError
 from models.versions.manifest import Manifest
 from models.versions.store import VersionStore
 from tests.support.manifests import make_manifest
@@ -20,15 +20,56 @@ def test_an_operator_rolls_back_and_forward(store: VersionStore) -> None:
     publish(store, "task-2", 1)
     assert store.activate(1, "operator", "too many novel").version == 1
     assert store.load().manifest.task_id == "task-1"
-    assert store.find_task("task-2") == 2  # learned, although not current
+    assert store.find_task("task-2") is None  # not in the lineage: it can be learned again
     store.activate(2, "operator", "was the camera")
     assert store.load().manifest.task_id == "task-2"
+    assert (store.find_task("task-1"), store.find_task("task-2"), store.lineage()) == (1, 2, [2, 1])
     assert [(p.previous, p.version, p.by) for p in store.log()] == [
         (None, 1, "trainer"),
         (1, 2, "trainer"),
         (2, 1, "operator"),
         (1, 2, "operator"),
     ]
+
+
+def test_a_submission_is_learned_even_if_its_version_was_rolled_back(store: VersionStore) -> None:
+    publish(store, "task-1", None)
+    publish(store, "task-2", 1, submission="first")
+    store.activate(1, "operator", "before the worker reported the version")
+    assert store.find_task("task-2", "first") == 2
+    assert store.find_task("task-2", "second") is None
+    assert publish(store, "task-2", 1, submission="second") == 3
+    assert store.find_task("task-2") == store.find_task("task-2", "second") == 3
+
+
+def test_activating_fails_if_another_version_became_current_meanwhile(
+    store: VersionStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(store, "task-1", None)
+    publish(store, "task-2", 1)
+    with pytest.raises(StaleParent, match="version 2 became current in place of 1"):
+        store.activate(1, "operator", "I saw version 1", replacing=1)
+    load = store.load
+
+    def publish_while_verifying(*arguments: Any) -> Any:
+        loaded = load(*arguments)
+        publish(store, "task-3", 2)
+        return loaded
+
+    monkeypatch.setattr(store, "load", publish_while_verifying)
+    with pytest.raises(StaleParent, match="version 3 became current in place of 2"):
+        store.activate(1, "operator", "I saw version 2")
+    monkeypatch.undo()
+    assert (store.current(), [line.version for line in store.log()]) == (3, [1, 2, 3])
+    assert store.activate(1, "operator", "I saw version 3", replacing=3).version == 1
+
+
+def test_a_damaged_version_does_not_cut_the_lineage(store: VersionStore) -> None:
+    for number in (1, 2, 3):
+        publish(store, f"task-{number}", number - 1 or None)
+    (store.folder(2) / "manifest.json").write_bytes(b"damaged")
+    assert store.lineage() == [3, 2, 1]
+    assert store.find_task("task-1") == 1
 
 
 def test_a_version_number_is_never_reused(store: VersionStore) -> None:

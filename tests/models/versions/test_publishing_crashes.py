@@ -118,6 +118,19 @@ def test_a_retry_on_a_newer_parent_replaces_the_folder_of_the_killed_attempt(sto
     assert store.find_task("killed") == 4
 
 
+def test_the_folder_of_a_killed_edit_is_removed_by_the_next_version(store: VersionStore) -> None:
+    """No attempt has the random task id of an edit again."""
+    publish(store, "task-1", None)
+    leave_unfinished(store, make_manifest("edit-1", 1))
+    publish(store, "task-2", 1)
+    assert store.versions() == [1, 3]
+    (store.root / "promotions.jsonl").unlink()  # nothing tells which versions were current: all are kept
+    store.activate(1, "operator", "roll back")
+    (store.root / "promotions.jsonl").unlink()
+    publish(store, "task-3", 1)
+    assert store.versions() == [1, 3, 4]
+
+
 @pytest.mark.parametrize("same", [True, False])
 def test_the_folder_of_a_killed_attempt_is_promoted_only_if_its_content_is_the_same(
     store: VersionStore, same: bool

@@ -5,14 +5,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.batch.class_names import MAX_LISTED
+from models.inference.frozen import FrozenStatistics
 from tasks.errors import BatchError
-from tests.support.tiny_model import TinyImages, class_tasks, learn_tasks, silent_progress, tiny_learner
+from tests.support.tiny_model import TinyImages, class_tasks, features_of, learn_tasks, silent_progress, tiny_learner
 from trainer.learning.checkpoint import Checkpoint
 from trainer.learning.memory import (
     HeldOut,
     Samples,
     check_size,
+    corrections,
     limit_held_out,
     merged,
     remember,
@@ -161,7 +162,7 @@ def test_a_new_class_with_one_image_is_learned(others: dict[str, int]) -> None:
     assert child.samples.memory["lone"] == ("lone/0",)
     assert len(child.model.tasks) == 2
     keys = TinyImages().batch(["lone"], count=20, start=50)["lone"]
-    evidence = child.model.evidence(learner.features(child.model, keys))
+    evidence = child.model.evidence(features_of(learner, child.model, keys))
     best = child.model.rule.log_scores(evidence).argmax(axis=1)
     assert np.mean([child.model.classes[c] == "lone" for c in best]) > 0.4  # of four classes at most
     assert np.isfinite(child.model.novelty.threshold).all()
@@ -193,28 +194,41 @@ def test_a_batch_without_unseen_images_is_refused() -> None:
         unseen({"cat": ["c2"], "dog": ["d1"]}, LEARNED)
 
 
-def test_an_image_learned_under_another_label_is_refused_with_both_labels() -> None:
-    with pytest.raises(BatchError) as caught:
-        unseen({"cow": ["w1", "c1"], "cat": ["d1", "c2"]}, LEARNED)
-    assert caught.value.problems == [
-        "d1 is 'cat' here, but was learned as 'dog': leave it out",
-        "c1 is 'cow' here, but was learned as 'cat': leave it out",
-    ]
+def test_images_learned_under_another_label_are_unseen_and_have_their_earlier_label() -> None:
+    batch = {"cow": ["w1", "c1"], "cat": ["c2"]}
+    assert unseen(batch, LEARNED) == {"cow": ["w1", "c1"]}
+    assert corrections(batch, LEARNED) == {"c1": "cat"}
+    assert LEARNED.without({"c1"}).seen == {"cat": ("c2",), "dog": ("d1",)}
 
 
-def test_an_image_learned_under_another_label_is_named_by_its_file() -> None:
-    with pytest.raises(BatchError, match=r"^holidays/7\.jpg is 'cow' here, but was learned as 'cat'"):
-        unseen({"cow": ["w1", "c1"]}, LEARNED, {"c1": "holidays/7.jpg", "w1": "holidays/8.jpg"})
+def test_a_batch_that_leaves_a_class_without_images_is_refused() -> None:
+    with pytest.raises(BatchError, match="every image of 'dog' gets another label: rename or merge the class instead"):
+        corrections({"cat": ["d1"]}, LEARNED)
 
 
-def test_a_long_list_of_conflicting_labels_is_shortened() -> None:
-    learned = Samples(seen={"cat": tuple(f"c{i}" for i in range(500))})
-    with pytest.raises(BatchError) as caught:
-        unseen({"cow": list(learned.seen["cat"])}, learned)
-    assert len(caught.value.problems) == MAX_LISTED + 1
-    assert caught.value.problems[-1].startswith(
-        f"and {500 - MAX_LISTED} more images that were learned under another label"
-    )
+def test_a_corrected_image_counts_for_its_new_label_only() -> None:
+    learner = tiny_learner()
+    source = TinyImages()
+    tasks = [source.batch(["apple", "pear"], 8), source.batch(["plum"], 8)]
+    tasks[0]["apple"] += ["pear/50", "pear/51"]  # one of them is held out or in the memory, or both are
+    *_, parent = learn_tasks(learner, tasks)
+    more = {"pear": ["pear/50", "pear/51"]}
+    child = learner.learn(parent.model, parent.samples, more, Checkpoint(None), silent_progress())
+    right = source.batch(["apple", "pear", "plum"], 8)
+    right["pear"] += more["pear"]
+    keys = [key for own in right.values() for key in own]
+    labels = np.repeat(np.arange(3), [len(own) for own in right.values()])
+    expected = FrozenStatistics.fit(*learner.tokens.frozen(keys), labels, 3)
+    found = child.model.frozen
+    assert found.counts.tolist() == [8, 10, 8]
+    for name in ("means", "scatter", "moments", "gram"):
+        np.testing.assert_allclose(getattr(found, name), getattr(expected, name), rtol=1e-6, atol=1e-6)
+    samples = child.samples
+    assert {name: set(own) for name, own in samples.seen.items()} == {name: set(own) for name, own in right.items()}
+    assert not set(samples.memory["apple"]) & set(more["pear"])
+    assert {sample.label for sample in samples.held_out if sample.key in more["pear"]} <= {"pear"}
+    with pytest.raises(BatchError, match="learned already"):
+        learner.learn(child.model, child.samples, more, Checkpoint(None), silent_progress())
 
 
 def test_merged_adds_images_per_class() -> None:

@@ -10,7 +10,7 @@ from models.versions.manifest import Manifest
 from models.versions.store import VersionStore
 
 
-def lineage(store: VersionStore, current: int | None) -> Iterator[dict[str, Any]]:
+def history(store: VersionStore, current: int | None) -> Iterator[dict[str, Any]]:
     """Every version on disk, oldest first, with the classes that it added to its parent; or why it is damaged."""
     known: dict[int, set[str]] = {}
     for n in store.versions():
