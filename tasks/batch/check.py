@@ -13,7 +13,8 @@ from functools import cached_property
 
 from models.errors import ImageError, StoreError, UnsupportedImage
 from models.files import sha256_bytes
-from models.images import read_image
+from models.images import DEFAULT_LIMITS as DEFAULT_IMAGE_LIMITS
+from models.images import ImageLimits, open_image
 from tasks.batch.class_names import MAX_LISTED, canonical, confusion_problems, name_problems, quoted
 from tasks.errors import BatchError
 
@@ -79,6 +80,7 @@ class BatchLimits:
     max_classes: int = 200
     max_images: int = 20_000
     max_bytes: int = 2 * 1024**3
+    image: ImageLimits = DEFAULT_IMAGE_LIMITS
 
 
 DEFAULT_LIMITS = BatchLimits()
@@ -136,8 +138,10 @@ class BatchCheck:
         if name in self._accepted.get(sha, ()):
             self._duplicates += 1
             return
-        if sha not in self._accepted and sha not in self._invalid and (reason := _undecodable_because(data)):
-            self._invalid[sha] = reason
+        if sha not in self._accepted and sha not in self._invalid:
+            reason = _undecodable_because(data, self._limits.image)
+            if reason is not None:
+                self._invalid[sha] = reason
         if sha in self._invalid:
             self._reject(label, origin, self._invalid[sha])
             return
@@ -225,9 +229,10 @@ def reason_of(error: Exception) -> str:
     return " ".join(text.split())
 
 
-def _undecodable_because(data: bytes) -> str | None:
+def _undecodable_because(data: bytes, limits: ImageLimits) -> str | None:
     try:
-        read_image(data)
+        with open_image(data, limits):
+            pass
     except UnsupportedImage:
         return "not a JPEG, PNG or WebP" if data else "the file is empty"
     except ImageError as error:

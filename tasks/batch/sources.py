@@ -7,18 +7,17 @@ Nothing is unpacked to disk; the name of a zip member is only used as a label an
 import os
 import re
 import stat
-import struct
 import zipfile
-import zlib
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 from tasks.batch.check import DEFAULT_LIMITS, BatchCheck, BatchLimits, LabelledBatch, reason_of, shortened
 from tasks.batch.class_names import quoted
+from tasks.batch.zip_directory import ZIP_ERRORS, count_members
 from tasks.errors import BatchError
 
 LAYOUT = "give a folder with one sub-folder per class (cat/1.jpg, dog/2.jpg), or a zip of it"
@@ -32,7 +31,6 @@ _CLUTTER = {"__macosx", "thumbs.db", "desktop.ini"}
 _METHODS = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}  # other methods let a small member expand without bound
 _UTF8_NAME = 0x800
 _ENCRYPTED = 0x1
-_ZIP_ERRORS = (zipfile.BadZipFile, OSError, EOFError, ValueError, RuntimeError, zlib.error, struct.error, OverflowError)
 
 
 @dataclass(frozen=True)
@@ -66,21 +64,32 @@ def open_batch(
     The batch reads its images from the source: use `batch.read` inside the context only. `name` replaces the path in
     messages.
     """
-    check = BatchCheck(known_classes, limits)
     with ExitStack() as stack:
         listing = _list_source(path, name or quoted(str(path)), limits, stack)
-        for line in listing.problems:
-            check.problem(line)
-        for label in listing.classes:
-            check.declare(label)
-        total = sum(file.size for file in listing.files)
-        over_limits = len(listing.files) > limits.max_images or total > limits.max_bytes
-        for file in listing.files:
-            if over_limits or file.read is None:
-                check.skip(file.parts[-2], file.size)
-            else:
-                check.add(file.parts[-2], file.origin, file.read)
-        yield check.finish()
+        yield _check(listing, known_classes, limits)
+
+
+@contextmanager
+def open_zip(file: BinaryIO, known_classes: Collection[str], limits: BatchLimits, name: str) -> Iterator[LabelledBatch]:
+    """Check the batch in an open zip file, as `open_batch` does; the caller closes the file."""
+    with ExitStack() as stack:
+        yield _check(_list_zip(file, name, limits, stack), known_classes, limits)
+
+
+def _check(listing: _Listing, known_classes: Collection[str], limits: BatchLimits) -> LabelledBatch:
+    check = BatchCheck(known_classes, limits)
+    for line in listing.problems:
+        check.problem(line)
+    for label in listing.classes:
+        check.declare(label)
+    total = sum(file.size for file in listing.files)
+    over_limits = len(listing.files) > limits.max_images or total > limits.max_bytes
+    for file in listing.files:
+        if over_limits or file.read is None:
+            check.skip(file.parts[-2], file.size)
+        else:
+            check.add(file.parts[-2], file.origin, file.read)
+    return check.finish()
 
 
 def _list_source(path: Path, name: str, limits: BatchLimits, stack: ExitStack) -> _Listing:
@@ -93,7 +102,7 @@ def _list_source(path: Path, name: str, limits: BatchLimits, stack: ExitStack) -
         if not path.is_file():
             raise BatchError([f"{name} is neither a folder nor a file: {LAYOUT}"])
         if zipfile.is_zipfile(path):
-            return _list_zip(path, name, limits, stack)
+            return _list_zip(stack.enter_context(path.open("rb")), name, limits, stack)
     except (OSError, ValueError) as error:
         raise BatchError([f"{name} cannot be opened ({reason_of(error)}): check the path and its rights"]) from error
     if path.suffix.lower() == ".zip":
@@ -129,17 +138,17 @@ def _list_folder(root: Path, name: str) -> _Listing:
     return _arrange(members, name, shortened(broken, "entries that cannot be opened: repair or remove them"))
 
 
-def _list_zip(path: Path, name: str, limits: BatchLimits, stack: ExitStack) -> _Listing:
+def _list_zip(file: BinaryIO, name: str, limits: BatchLimits, stack: ExitStack) -> _Listing:
+    max_members = MEMBERS_PER_IMAGE * limits.max_images
     try:
-        archive = stack.enter_context(zipfile.ZipFile(path))
-    except _ZIP_ERRORS as error:
+        if count_members(file, max_members) > max_members:  # before zipfile makes an object of every member
+            raise BatchError([f"{name} has more than {max_members} members: split the batch"])
+        archive = stack.enter_context(zipfile.ZipFile(file))
+    except ZIP_ERRORS as error:
         raise BatchError(
             [f"{name} is a broken zip ({reason_of(error)}): zip the folder again and copy the whole file"]
         ) from error
     infos = archive.infolist()
-    max_members = MEMBERS_PER_IMAGE * limits.max_images
-    if len(infos) > max_members:
-        raise BatchError([f"{name} has {len(infos)} members, more than {max_members}: split the batch"])
     members: list[_Member] = []
     problems: list[str] = []
     for info in infos:
@@ -157,7 +166,7 @@ def _list_zip(path: Path, name: str, limits: BatchLimits, stack: ExitStack) -> _
             read = None if refusal else partial(_read_member, archive, info)
             members.append(_Member(parts, False, info.file_size, read))
     problems = shortened(problems, "members that are refused: zip the folder again, images only and no password")
-    total, packed = sum(member.size for member in members), path.stat().st_size
+    total, packed = sum(member.size for member in members), file.seek(0, os.SEEK_END)
     if total > COMPRESSION_CHECKED_FROM and total > MAX_COMPRESSION * packed:
         problems.append(f"{name} would grow from {packed} to {total} bytes: it is not a zip of images, zip them again")
         members = [replace(member, read=None) for member in members]
@@ -167,7 +176,7 @@ def _list_zip(path: Path, name: str, limits: BatchLimits, stack: ExitStack) -> _
 def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
     try:
         return archive.read(info)
-    except _ZIP_ERRORS as error:
+    except ZIP_ERRORS as error:
         raise OSError(f"damaged inside the zip: {error}") from error
 
 
