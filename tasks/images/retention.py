@@ -15,6 +15,7 @@ from typing import Any
 from models.errors import CorruptVersion, StoreError
 from models.versions.manifest import parse_json
 from models.versions.store import SAMPLES, VersionStore
+from tasks.images.erasures import record_erasure
 from tasks.images.store import ImageStore, StoredImage
 
 UnfinishedImages = Callable[[], Mapping[str, Collection[str]]]  # id of an unfinished task -> keys of its images
@@ -27,7 +28,8 @@ class ImageReferences:
     stored: StoredImage | None
     replayed_by: tuple[int, ...]  # versions with the image in their replay memory
     held_out_by: tuple[int, ...]  # versions with the image among their held-out images
-    in_current: bool  # the current version is one of them
+    learned_by: tuple[int, ...]  # versions whose training used it
+    in_current: bool  # the current version needs it
     tasks: tuple[str, ...]  # unfinished tasks that contain it
 
     @property
@@ -61,17 +63,19 @@ class Retention:
     def references(self, sha256: str) -> ImageReferences:
         """Find everything that refers to an image: versions on disk, and unfinished tasks."""
         tasks = tuple(id for id, images in self._unfinished_images().items() if sha256 in images)
-        replayed_by, held_out_by = [], []
+        replayed_by, held_out_by, learned_by = [], [], []
         for version in self._store.versions():
             parts = self._parts_with(version, sha256)
             replayed_by += [version] * ("memory" in parts)
             held_out_by += [version] * ("held_out" in parts)
+            learned_by += [version] * bool(parts)
         try:
             current = self._store.current()
         except CorruptVersion:
             current = None
         in_current = current in {*replayed_by, *held_out_by}
-        return ImageReferences(self._images.find(sha256), tuple(replayed_by), tuple(held_out_by), in_current, tasks)
+        versions = (tuple(replayed_by), tuple(held_out_by), tuple(learned_by))
+        return ImageReferences(self._images.find(sha256), *versions, in_current, tasks)
 
     def expired(self, days: float) -> Expired:
         """Find the images that were last submitted more than `days` ago."""
@@ -83,14 +87,18 @@ class Retention:
             needed=tuple(image for image in old if image.sha256 in needed),
         )
 
-    def remove_expired(self, days: float) -> list[StoredImage]:
+    def remove_expired(self, days: float, by: str) -> list[StoredImage]:
         """Remove the removable expired images and return them. May be interrupted and repeated."""
-        return self._images.erase(self.expired(days).removable)
+        return self._erase(self.expired(days).removable, by)
 
-    def remove(self, sha256: str) -> list[StoredImage]:
+    def remove(self, sha256: str, by: str) -> list[StoredImage]:
         """Remove an image whatever refers to it. Returns it, or nothing when it was not stored."""
         image = self._images.find(sha256)
-        return self._images.erase([image] if image else [])
+        return self._erase([image] if image else [], by)
+
+    def _erase(self, images: Collection[StoredImage], by: str) -> list[StoredImage]:
+        record_erasure(self._store.root, [image.sha256 for image in images], by)
+        return self._images.erase(images)
 
     def _needed_now(self) -> set[str]:
         # Read the tasks before the current version: a task that is published in between is then in at least one of
@@ -107,7 +115,7 @@ class Retention:
         return needed
 
     def _parts_with(self, version: int, sha256: str) -> set[str]:
-        """Return the parts of a version's samples that name the image: `memory`, `held_out`."""
+        """Return the parts of a version's samples that name the image: `memory`, `held_out`, `seen`."""
         data = self._read_samples(version)
         if data is None or sha256.encode() not in data:  # ten times as fast as parsing; true for most versions
             return set()
@@ -115,7 +123,7 @@ class Retention:
             by_part = _images_by_part(parse_json(data, name=f"version {version}: {SAMPLES}"))
         except CorruptVersion:
             return {"memory"}  # damaged, but it names the image: report a dependent rather than miss one
-        return {part for part, images in by_part.items() if sha256 in images}
+        return {part for part, images in by_part.items() if sha256 in images} | {"seen"}
 
     def _read_samples(self, version: int) -> bytes | None:
         try:

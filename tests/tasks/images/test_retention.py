@@ -78,16 +78,16 @@ def test_references_name_versions_and_unfinished_tasks(folder: Folder) -> None:
 
 
 def test_a_removed_image_is_gone_and_others_are_not(folder: Folder) -> None:
-    removed = folder.retention().remove(folder.shas[5])
+    removed = folder.retention().remove(folder.shas[5], "operator")
     assert [(image.sha256, image.bytes) for image in removed] == [(folder.shas[5], len(make_image(5)))]
     assert folder.there == set(range(10)) - {5}
-    assert folder.retention().remove(folder.shas[5]) == []
+    assert folder.retention().remove(folder.shas[5], "operator") == []
 
 
 @pytest.mark.parametrize("sha", ["", "../../CURRENT", "A" * 64, "0" * 63])
 def test_a_key_that_is_not_a_hash_never_becomes_a_path(folder: Folder, sha: str) -> None:
     with pytest.raises(StoreError, match="not the sha256"):
-        folder.retention().remove(sha)
+        folder.retention().remove(sha, "operator")
 
 
 # By age
@@ -105,10 +105,10 @@ def test_only_old_images_that_are_not_needed_now_are_removed(folder: Folder) -> 
     assert {one.sha256 for one in expired.needed} == {folder.shas[n] for n in (1, 3, 4)}
     assert sum(one.bytes for one in expired.needed) == sum(len(make_image(n)) for n in (1, 3, 4))
     assert folder.there == set(range(10))
-    removed = retention.remove_expired(30)
+    removed = retention.remove_expired(30, "operator")
     assert set(removed) == set(expired.removable)
     assert folder.there == {1, 3, 4, 8, 9}
-    assert retention.remove_expired(30) == []
+    assert retention.remove_expired(30, "operator") == []
 
 
 def test_a_resubmitted_image_is_not_expired(folder: Folder) -> None:
@@ -132,7 +132,7 @@ def unreachable() -> Mapping[str, Collection[str]]:
 
 def test_nothing_is_removed_when_the_queue_is_unreachable(folder: Folder) -> None:
     folder.age(5, days=100)
-    for ask in (lambda r: r.remove_expired(30), lambda r: r.references(folder.shas[5])):
+    for ask in (lambda r: r.remove_expired(30, "operator"), lambda r: r.references(folder.shas[5])):
         with pytest.raises(QueueUnavailable):
             ask(folder.retention(unreachable))
     assert folder.there == set(range(10))
@@ -149,7 +149,7 @@ def test_nothing_is_removed_when_the_current_version_is_damaged(folder: Folder, 
     else:
         (folder.root / "CURRENT").write_text("two")
     with pytest.raises(CorruptVersion):
-        folder.retention().remove_expired(30)
+        folder.retention().remove_expired(30, "operator")
     assert folder.there == set(range(10))
 
 
