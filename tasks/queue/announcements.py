@@ -20,7 +20,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0  # seconds between attempts to connect
 log = logging.getLogger(__name__)
 
 
-def announce(client: redis.Redis, version: int, prefix: str = "openworld") -> None:
+def announce(client: redis.Redis, version: int, prefix: str) -> None:
     """Notify every listener. Never raises: listeners that miss the notice find the version when they poll."""
     try:
         client.publish(_channel(prefix), str(version))
@@ -28,10 +28,10 @@ def announce(client: redis.Redis, version: int, prefix: str = "openworld") -> No
         log.warning("version %d could not be announced (%s); servers find it when they next poll", version, error)
 
 
-async def listen(url: str, prefix: str = "openworld") -> AsyncGenerator[int, None]:
+async def listen(url: str, prefix: str) -> AsyncGenerator[int, None]:
     """Yield announced versions, and `CONNECTED` after every (re)connect. Ends only when it is cancelled or closed.
 
-    A caller that leaves the loop must close it: `async with aclosing(listen(url)) as versions`.
+    A caller that leaves the loop must close it: `async with aclosing(listen(url, prefix)) as versions`.
     """
     backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE, jitter=0.5)
     while True:

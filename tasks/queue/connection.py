@@ -34,6 +34,11 @@ def connect(url: str) -> redis.Redis:
         ) from error
 
 
+def key_prefix(folder_id: str) -> str:
+    """The start of all keys of a data folder. Redis Cluster hashes the part in braces: the keys share a node."""
+    return f"openworld:{{{folder_id}}}"
+
+
 @contextmanager
 def redis_errors() -> Iterator[None]:
     """Raise every error of Redis or of the connection as `QueueUnavailable`."""

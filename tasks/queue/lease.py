@@ -28,13 +28,22 @@ class Lease:
     def __repr__(self) -> str:
         return f"Lease({self.task.id!r}, {self.consumer!r}, delivery={self.delivery})"
 
-    def renew(self) -> bool:
-        """Extend the lease; call this at least three times per lease. True: stop, the task is to be cancelled."""
-        return self._renew({})
+    def renew(self, *, stopping: bool = False) -> bool:
+        """Extend the lease; call this at least three times per lease. True: stop, the task is to be cancelled.
 
-    def progress(self, progress: TaskProgress, state: Literal["learning", "evaluating"] = "learning") -> bool:
-        """Record the progress and extend the lease. Returns the same as `renew`."""
-        return self._renew({"state": state, "progress": progress.model_dump_json()})
+        `stopping`: the worker was told to stop. If it is killed before it hands the task back, the attempt does not
+        count.
+        """
+        return self._renew({}, uncounted=stopping or None)
+
+    def progress(
+        self, progress: TaskProgress, state: Literal["learning", "evaluating"] = "learning", checkpoint: int = 0
+    ) -> bool:
+        """Record the progress and extend the lease. Returns the same as `renew`.
+
+        `checkpoint` is the number of epochs in the checkpoint. An attempt that makes it larger does not count.
+        """
+        return self._renew({"state": state, "progress": progress.model_dump_json()}, checkpoint=checkpoint)
 
     def publish(self, version: int, result: Mapping[str, Any] | None = None) -> Task:
         """End the task as published. The version must be on disk."""
@@ -45,7 +54,7 @@ class Lease:
         return self._release("rejected", reason, {}, result)
 
     def fail(self, reason: str, retry: bool) -> Task:
-        """End the task as failed, or with `retry` requeue it at the head unless this was the last attempt."""
+        """End the task as failed, or with `retry` requeue it at the head unless its attempts are used up."""
         return self._release("retry" if retry else "failed", reason)
 
     def hand_back(self) -> Task:
@@ -55,8 +64,8 @@ class Lease:
         """
         return self._release("hand back")
 
-    def _renew(self, fields: Mapping[str, str]) -> bool:
-        return bool(self._checked(self._run("renew", fields, **self._identity))[1])
+    def _renew(self, fields: Mapping[str, str], **arguments: Any) -> bool:
+        return bool(self._checked(self._run("renew", fields, **self._identity, **arguments))[1])
 
     def _release(
         self,

@@ -6,7 +6,8 @@ moment loses no task.**
 How the promise is kept:
 - When `submit` returns, the task is in the stream and, with `appendfsync always`, on disk.
 - Tasks are leased one at a time and in order. A worker that stops renewing its lease loses the task to the next
-  worker, and its late calls raise `LeaseLost`. A task that `max_attempts` workers could not finish ends as failed.
+  worker, and its late calls raise `LeaseLost`. A task that `max_attempts` workers could neither finish nor advance to
+  a further checkpoint ends as failed.
 - The queue lets one worker finish a task, and the version store lets one version of it become current. A worker that
   takes over a task whose version exists already (`VersionStore.find_task`) only has to call `publish`.
 """
@@ -14,7 +15,7 @@ How the promise is kept:
 import json
 import secrets
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
@@ -33,7 +34,11 @@ POLL_SECONDS = 1.0  # a waiting worker sees a new task at once, and an expired l
 GROUP = "trainers"  # the consumer group of the stream
 UNHELD = "-"  # the consumer of requeued entries: a delivered entry cannot become undelivered
 
-_Script = Literal["submit", "claim", "renew", "release", "cancel", "retry", "list", "counts", "oldest"]
+_LEASE_FIELDS = ("entry", "claim", "released", "checkpoint", "uncounted")  # they have no meaning in another Redis
+
+_Script = Literal[
+    "submit", "claim", "renew", "release", "cancel", "retry", "list", "counts", "oldest", "check", "export"
+]
 
 
 def _source(name: str) -> str:
@@ -51,13 +56,14 @@ class Submitted:
 class TaskQueue:
     """Submit, claim and read tasks. Threads may share it. Raises `QueueUnavailable` when Redis cannot be used.
 
-    `history` is the number of ended tasks to keep. `clock` dates the records; leases use the clock of Redis.
+    `prefix` is the `key_prefix` of a data folder. `history` is the number of ended tasks to keep. `clock` dates the
+    records; leases use the clock of Redis.
     """
 
     def __init__(
         self,
         client: redis.Redis,
-        prefix: str = "openworld",
+        prefix: str,
         lease_seconds: float = 30.0,
         max_attempts: int = 3,
         max_waiting: int = 100,
@@ -88,11 +94,12 @@ class TaskQueue:
 
     # Submit
 
-    def submit(self, task: Task, idempotency_key: str | None = None) -> Submitted:
+    def submit(self, task: Task, idempotency_key: str | None = None, *, learned: bool = True) -> Submitted:
         """Accept a task once: the same idempotency key or the same batch is the same task. Store its images before.
 
         A failed, rejected or cancelled batch is queued again, unless the idempotency key shows that this is a repeated
-        request. Idempotency keys are separate per submitter.
+        request. So is a published one that is not `learned`, after a roll back (`VersionStore.find_task`). Idempotency
+        keys are separate per submitter.
         """
         key = None if idempotency_key is None else f"{task.submitted_by}\0{idempotency_key}"
         reply = self._run(
@@ -101,6 +108,7 @@ class TaskQueue:
             id=task.id,
             batch_sha256=task.batch_sha256,
             submission=secrets.token_hex(8),
+            learned=learned,
             idempotency=None if key is None else sha256(key.encode("utf-8", "surrogatepass")).hexdigest(),
         )
         if reply[0] == "conflict":
@@ -119,9 +127,12 @@ class TaskQueue:
             raise WrongState(f"task {task_id} is {task.state} already: there is nothing left to cancel")
         return task
 
-    def retry(self, task_id: str) -> Task:
-        """Queue a failed, rejected or cancelled task again. A task under way continues."""
-        reply = self._run("retry", id=task_id)
+    def retry(self, task_id: str, *, learned: bool = True) -> Task:
+        """Queue a failed, rejected or cancelled task again, or a published one that is not `learned` any more.
+
+        A task under way continues.
+        """
+        reply = self._run("retry", id=task_id, submission=secrets.token_hex(8), learned=learned)
         self._raise_if_full(reply)
         task = self._known(task_id, reply)
         if reply[0] == "published":
@@ -164,6 +175,21 @@ class TaskQueue:
             raise self._unknown(task_id)
         return Task.from_record(record)
 
+    def summary(self, task_id: str) -> TaskSummary:
+        """Read a task without the names of its images."""
+        return TaskSummary.from_row(self._fields(task_id, TaskSummary.model_fields))
+
+    def stamp(self, task_id: str) -> list[str | None]:
+        """Return a few bytes that differ after every change of the task."""
+        return self._fields(task_id, ("updated", "state", "cancel_requested"))
+
+    def _fields(self, task_id: str, names: Iterable[str]) -> list[str | None]:
+        with redis_errors():
+            row: Any = self._client.hmget(f"{self.prefix}:task:{task_id}", list(names))
+        if all(text is None for text in row):
+            raise self._unknown(task_id)
+        return list(row)
+
     def list_tasks(
         self, limit: int | None = 50, before: str | None = None, states: Collection[TaskState] = STATES
     ) -> list[TaskSummary]:
@@ -196,6 +222,49 @@ class TaskQueue:
         """Return the seconds since the first unfinished task was queued; None when there is none."""
         reply = self._run("oldest")
         return reply[0] / 1000 if reply else None
+
+    def contradictions(self) -> list[tuple[str, str, str]]:
+        """Return what contradicts the promise of the queue, at one moment: (kind, task, detail)."""
+        return [(kind, id, detail) for kind, id, detail in self._run("check")[1:]]
+
+    # Backup
+
+    def export(self) -> dict[str, Any]:
+        """Return all tasks at one moment as a JSON document, without idempotency keys."""
+        sequence, unfinished, *rows = self._run("export")
+        tasks = [
+            {"id": id, "index": index, "ended": ended, "record": dict(zip(flat[::2], flat[1::2], strict=True))}
+            for id, index, ended, flat in rows
+        ]
+        return {"sequence": int(sequence), "unfinished": unfinished, "tasks": tasks}
+
+    def restore(self, document: Mapping[str, Any]) -> int:
+        """Fill an empty queue with exported tasks; returns their number. Unfinished ones wait in their former order.
+
+        `WrongState` if the queue has tasks.
+        """
+        prefix, place = self.prefix, {id: n + 1 for n, id in enumerate(document["unfinished"])}
+        with redis_errors():
+            if self._client.exists(f"{prefix}:index", f"{prefix}:tasks"):
+                raise WrongState(f"the queue {prefix} has tasks: restore into an empty one")
+            pipeline = self._client.pipeline(transaction=True)
+            pipeline.set(f"{prefix}:sequence", document["sequence"])
+            for task in document["tasks"]:
+                id, record = task["id"], dict(task["record"])
+                for field in _LEASE_FIELDS:
+                    record.pop(field, None)
+                if id in place:
+                    entry = f"{place[id]}-0"
+                    record |= {"state": "queued", "entry": entry}
+                    record.pop("progress", None)
+                else:
+                    pipeline.zadd(f"{prefix}:ended", {id: float(task["ended"])})
+                pipeline.hset(f"{prefix}:task:{id}", mapping=record)
+                pipeline.zadd(f"{prefix}:index", {id: float(task["index"])})
+            for id, n in place.items():
+                pipeline.xadd(f"{prefix}:tasks", {"task": id}, id=f"{n}-0")
+            pipeline.execute()
+        return len(document["tasks"])
 
     # Scripts
 

@@ -62,7 +62,7 @@ class _TaskBase(BaseModel):
     submitted_by: str
     batch_sha256: Sha256
     duplicates: NonNegativeInt = 0
-    attempts: NonNegativeInt = 0  # leases so far, except those that were handed back
+    attempts: NonNegativeInt = 0  # leases so far; not those that were handed back or advanced the checkpoint
     cancel_requested: bool = False  # a worker holds the task and will end it soon
     progress: TaskProgress | None = None
     version: int | None = None
@@ -96,6 +96,8 @@ class Task(_TaskBase):
     """A task. Its id is the id of its batch: the same batch is the same task."""
 
     classes: dict[str, list[Sha256]]  # class -> keys of its images in the image store
+    submission: str = ""  # changes whenever the task is queued again
+    submitted_at: int | None = None  # the version that was current, 0 before the first: what the labels refer to
 
     @property
     def counts(self) -> dict[str, int]:
@@ -103,7 +105,7 @@ class Task(_TaskBase):
         return {name: len(images) for name, images in self.classes.items()}
 
     @classmethod
-    def of(cls, batch: LabelledBatch, submitted_by: str) -> Self:
+    def of(cls, batch: LabelledBatch, submitted_by: str, submitted_at: int | None = None) -> Self:
         """Make the task of a checked batch. Its images must be in the image store."""
         now = datetime.now(UTC)
         return cls(
@@ -111,6 +113,7 @@ class Task(_TaskBase):
             created=now,
             updated=now,
             submitted_by=submitted_by,
+            submitted_at=submitted_at,
             classes=batch.keys,
             batch_sha256=batch.sha256,
             duplicates=batch.duplicates,
@@ -123,7 +126,8 @@ class Task(_TaskBase):
 
     def submission_record(self) -> dict[str, str]:
         """Return the fields that a submission writes. The queue writes the others."""
-        return {
+        submitted_at = {} if self.submitted_at is None else {"submitted_at": str(self.submitted_at)}
+        return submitted_at | {
             "id": self.id,
             "created": self.created.isoformat(),
             "submitted_by": clean_text(self.submitted_by),

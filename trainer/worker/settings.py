@@ -14,7 +14,12 @@ class WorkerSettings(ProgramSettings):
     lease_seconds: float = Field(
         30, gt=0, description="a worker that renews no lease for this long loses its task to another worker"
     )
-    max_attempts: int = Field(3, ge=1, description="attempts at a task before it fails")
+    max_attempts: int = Field(
+        3, ge=1, description="attempts at a task before it fails; one that advances does not count"
+    )
+    stall_seconds: float = Field(
+        3600, gt=0, description="seconds without a finished epoch or another unit of work until the health check fails"
+    )
     nice: int = Field(10, ge=0, le=19, description="niceness of the trainer's process; the server has priority")
     metrics_host: str = Field("127.0.0.1", description="address of the trainer's /metrics")
     metrics_port: int = Field(8001, ge=0, le=65535, description="port of the trainer's /metrics, 0: none")

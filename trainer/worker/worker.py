@@ -3,9 +3,10 @@
 **A task that this process has claimed ends as one version, or as one rejection or failure with its reason, or returns
 to the queue. If the process is killed, another worker resumes after the last finished epoch.**
 
-A background thread renews the lease, because an epoch may take longer than a lease. After every unit of work that the
-learner reports, the worker checks whether to go on: told to stop, or if the task is to be cancelled, it hands the task
-back; if it has lost the lease, it drops the task, because another worker has it.
+A background thread renews the lease, because an epoch may take longer than a lease, and sends the progress, so that
+**learning goes on while Redis does not answer**. After every unit of work that the learner reports, the worker checks
+whether to go on: told to stop, or if the task is to be cancelled, it hands the task back; if it has lost the lease, it
+drops the task, because another worker has it.
 """
 
 import logging
@@ -14,16 +15,20 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import Self
+from typing import Literal, Self
 
+from models import files
 from models.backoff import Backoff
 from models.errors import OpenWorldError, StoreError
+from models.files import is_full
 from models.versions.store import VersionStore
 from tasks.batch import LabelledBatch, LabelledImage
-from tasks.errors import BatchError, LeaseLost, QueueUnavailable
+from tasks.errors import BatchError, LeaseLost, QueueUnavailable, UnknownTask
 from tasks.images import ImageStore
 from tasks.queue import Lease, Task, TaskProgress, TaskQueue
+from trainer.data_folder import Turn, training_lock
 from trainer.learning.progress import Event
 from trainer.learning.settings import LearnerSettings
 from trainer.publish import learn_batch
@@ -49,6 +54,10 @@ class _LeaseGone(_Interrupted):
     """Another worker holds the task."""
 
 
+class _DiskFull(_Interrupted):
+    """The task waits until there is space: that is no failed attempt."""
+
+
 class Worker:
     """Learns one task at a time."""
 
@@ -63,6 +72,7 @@ class Worker:
     ) -> None:
         self._root, self._queue, self._settings, self._name = root, queue, settings, name
         self._metrics, self._announce = metrics, announce
+        self._disk_backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
         self._stopping = threading.Event()
 
     def stop(self) -> None:
@@ -77,6 +87,7 @@ class Worker:
                 self._metrics.update_version(current)
         backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
         while not self._stopping.is_set():
+            self._metrics.beat()
             try:
                 self._metrics.update_queue(self._queue)
                 lease = self._queue.claim(self._name, block_seconds=1.0)
@@ -93,22 +104,29 @@ class Worker:
         """Learn one task and record its result in the queue."""
         task = lease.task
         log.info("learning task %s: %s (attempt %d)", task.id, ", ".join(task.classes), task.attempts)
-        started = time.monotonic()
+        started, pause = time.monotonic(), 0.0
         try:
             with _LeaseKeeper(lease, self._queue, self._metrics, self._stopping) as keeper:
                 report = self._learn(lease, keeper.on_event)
         except _LeaseGone:
             log.warning("another worker took over task %s; dropping it here", task.id)
             return
+        except _DiskFull as error:
+            log.error("task %s waits, the data folder is full or read-only: %s", task.id, error)
+            report, pause = lease.hand_back, self._disk_backoff.next()
         except _Interrupted:
             log.info("handing task %s back to the queue", task.id)
             report = lease.hand_back
         ended = self._report(task, report)
         self._metrics.task_finished(time.monotonic() - started)
+        if ended is not None and ended.state == "published":
+            self._sweep()
         if ended is not None and ended.state == "queued" and ended.reason:
-            self._stopping.wait(FIRST_PAUSE * task.attempts)  # it failed and was requeued: the cause may pass
+            pause = FIRST_PAUSE * task.attempts  # it failed and was requeued: the cause may pass
+        self._stopping.wait(pause)
 
     def _learn(self, lease: Lease, on_event: Callable[[Event], None]) -> Report:
+        waiting = Event(lease.task.id, "waiting for another training", 0, 0, None, 0.0, None)
         try:
             outcome = learn_batch(
                 self._root,
@@ -116,20 +134,27 @@ class Worker:
                 self._settings,
                 on_event,
                 images_stored=True,
-                lock_timeout=0.0 if lease.delivery > 1 else self._queue.lease_seconds,
+                submission=lease.task.submission,
+                submitted_at=lease.task.submitted_at,
+                turn=Turn(self._queue.prefix, self._queue.lease_seconds, lambda: on_event(waiting)),
             )
         except BatchError as error:
             return self._failure(lease, "; ".join(error.problems), retry=False)
-        except OpenWorldError as error:
-            return self._failure(lease, str(error), retry=True)
         except Exception as error:
+            if is_full(error):
+                raise _DiskFull(str(error)) from error
+            if isinstance(error, OpenWorldError):
+                return self._failure(lease, str(error), retry=True)
             log.exception("task %s failed", lease.task.id)
             return self._failure(lease, f"{type(error).__name__}: {error}", retry=True)
+        self._disk_backoff.reset()
         manifest = outcome.manifest
         self._metrics.update_version(manifest)
         metrics = manifest.metrics
         result = {
             "tasks": metrics.get("tasks", []),
+            "accuracy": metrics.get("accuracy"),
+            "novelty_auc": metrics.get("novelty_auc"),
             "capacity": metrics.get("capacity", {}),
             "advice": metrics.get("advice"),
         }
@@ -140,6 +165,17 @@ class Worker:
         log.info("task %s is version %d (%s)", lease.task.id, manifest.version, outcome.state)
         self._announce(manifest.version)
         return lambda: lease.publish(manifest.version, result)
+
+    def _sweep(self) -> None:
+        """Remove the checkpoints of ended tasks of this queue; others belong to `openworld learn` or another queue.
+
+        Call it after a version was published: until then a rejected, failed or cancelled task could resume from there.
+        """
+        with suppress(OSError, StoreError, QueueUnavailable), training_lock(self._root):
+            for folder in filter(Path.is_dir, (self._root / "work").iterdir()):
+                with suppress(UnknownTask):
+                    if self._queue.get(folder.name).ended:
+                        files.remove(folder)
 
     def _batch(self, task: Task) -> LabelledBatch:
         images = tuple(
@@ -153,7 +189,7 @@ class Worker:
         return batch
 
     def _failure(self, lease: Lease, reason: str, retry: bool) -> Report:
-        version = VersionStore(self._root).find_task(lease.task.id)
+        version = VersionStore(self._root).find_task(lease.task.id, lease.task.submission)
         if version is None:
             return lambda: lease.fail(reason, retry=retry)
         # The version was published before the error: the task is learned.
@@ -164,6 +200,7 @@ class Worker:
         """Retry until the queue has the result; None if the lease is lost or the worker stops."""
         backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
         while True:
+            self._metrics.beat()
             try:
                 ended = report()
                 log.info("task %s: %s%s", task.id, ended.state, f" ({ended.reason})" if ended.reason else "")
@@ -183,10 +220,11 @@ class _LeaseKeeper:
 
     def __init__(self, lease: Lease, queue: TaskQueue, metrics: WorkerMetrics, stopping: threading.Event) -> None:
         self._lease, self._queue, self._metrics, self._stopping = lease, queue, metrics, stopping
-        self._thread = threading.Thread(target=self._renew, daemon=True)
+        self._thread = threading.Thread(target=self._talk_to_queue, name="lease", daemon=True)
         self._done, self._cancel_requested, self._lost = threading.Event(), threading.Event(), threading.Event()
-        self._reported = 0.0
+        self._unsent: Event | None = None  # the last event, until it is sent
         self._losses: list[float] = []
+        self._checkpoint = 0  # finished epochs
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -197,27 +235,44 @@ class _LeaseKeeper:
         self._thread.join()
 
     def on_event(self, event: Event) -> None:
-        """Called by the learner after each unit of work."""
+        """Called by the learner after each unit of work. Never waits for Redis."""
         if event.loss is not None:
             self._losses.append(event.loss)
+        self._metrics.beat()
         self._metrics.progress.set(event.progress)
-        if time.monotonic() - self._reported >= REPORT_SECONDS or event.progress >= 1:
-            self._reported = time.monotonic()
-            self._call_queue(lambda: self._record(event))
+        if event.saved:
+            self._checkpoint = event.epoch
+        self._unsent = event
         if self._lost.is_set():
             raise _LeaseGone
         if self._cancel_requested.is_set() or self._stopping.is_set():
             raise _Interrupted
 
-    def _record(self, event: Event) -> bool:
-        fields = {name: value for name, value in asdict(event).items() if name != "task"}
-        progress = TaskProgress(**fields, losses=tuple(self._losses))
-        return self._lease.progress(progress, "evaluating" if event.phase == "evaluating" else "learning")
+    # In the thread
 
-    def _renew(self) -> None:
-        while not self._done.wait(self._queue.lease_seconds / RENEWALS_PER_LEASE):
-            self._call_queue(self._lease.renew)
-            self._call_queue(lambda: self._metrics.update_queue(self._queue))
+    def _talk_to_queue(self) -> None:
+        """Send every new event, and renew the lease, until the task is done."""
+        renewal = self._queue.lease_seconds / RENEWALS_PER_LEASE
+        renewed, told = time.monotonic(), False
+        while not self._done.wait(min(REPORT_SECONDS, renewal)):
+            self._send_progress()
+            stopping = self._stopping.is_set()
+            if time.monotonic() - renewed >= renewal or stopping != told:
+                renewed, told = time.monotonic(), stopping
+                self._call_queue(partial(self._lease.renew, stopping=stopping))
+                self._call_queue(lambda: self._metrics.update_queue(self._queue))
+        self._send_progress()
+
+    def _send_progress(self) -> None:
+        event, self._unsent = self._unsent, None
+        if event is not None:
+            self._call_queue(lambda: self._record(event))
+
+    def _record(self, event: Event) -> bool:
+        fields = {name: value for name, value in asdict(event).items() if name not in ("task", "saved")}
+        progress = TaskProgress(**fields, losses=tuple(self._losses))
+        state: Literal["learning", "evaluating"] = "evaluating" if event.phase == "evaluating" else "learning"
+        return self._lease.progress(progress, state, self._checkpoint)
 
     def _call_queue(self, operation: Callable[[], bool | None]) -> None:
         """`operation` returns True if the task is to be cancelled."""

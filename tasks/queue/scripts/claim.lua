@@ -1,5 +1,5 @@
 -- Lease the first unfinished task. Invariant: at most one task is leased, and it is the first of the stream. A task
--- whose lease expired is leased again, unless it was cancelled or has used all its attempts.
+-- whose lease expired is leased again, unless it was cancelled or has used all its attempts that count.
 ensure_group()
 local function none()
   local last = redis.call('XREVRANGE', STREAM, '+', '-', 'COUNT', 1)[1]
@@ -29,6 +29,7 @@ while true do
     entry = read[1][2][1][1]
   end
   local id = task_of(entry)
+  if id then uncount(id) end
   if not id then
     remove_entry(entry)  -- the record was deleted by hand
   elseif get(id, 'cancel_requested') then

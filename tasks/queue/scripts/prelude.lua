@@ -1,6 +1,6 @@
 -- The part that all scripts of the task queue share. The text of a script is appended to it.
 --
--- KEYS[1] is the prefix of all keys:
+-- KEYS[1] is the prefix of all keys, `openworld:{<id of the data folder>}`:
 --   <prefix>:tasks               stream of unfinished tasks, one entry {task: id} per task
 --   <prefix>:task:<id>           hash: the record of a task, and its lease (`entry`, `claim`)
 --   <prefix>:index               sorted set of all kept tasks, in order of submission
@@ -13,7 +13,8 @@
 -- Redis runs a script as a whole or not at all. A client cannot know whether a broken connection lost its request or
 -- the reply, so it may send a script twice: a script recognises its repetition by a random `submission` or `claim`.
 --
--- Redis Cluster needs a prefix with a hash tag, `{openworld}`: keys of tasks are computed here, not passed.
+-- Redis Cluster hashes only the part in braces, so that all keys are on one node: keys of tasks are computed here, not
+-- passed.
 -- Redis 6.2 commands only. Replies to Lua are always RESP2.
 
 local prefix, args = KEYS[1], cjson.decode(ARGV[1])
@@ -62,10 +63,22 @@ local function remove_entry(entry)
   redis.call('XDEL', STREAM, entry)
 end
 
+-- Whether an ended task may be queued again. A published one only after a roll back: `learned` tells whether a version
+-- of the lineage has learned it.
+local function can_retry(state) return CAN_RETRY[state] or (state == 'published' and not args.learned) end
+
+-- Do not count the last attempt if it was marked so.
+local function uncount(id)
+  if get(id, 'uncounted') then redis.call('HINCRBY', key(id), 'attempts', -1) end
+  unset(id, 'uncounted')
+end
+
 -- Queue a task at the end of the stream, as if it had never been tried.
 local function enqueue(id)
-  unset(id, 'progress', 'version', 'reason', 'result', 'cancel_requested', 'claim', 'released')
-  set(id, 'state', 'queued', 'updated', args.now, 'attempts', 0, 'entry', redis.call('XADD', STREAM, '*', 'task', id))
+  unset(id, 'progress', 'version', 'reason', 'result', 'cancel_requested', 'claim', 'released', 'checkpoint',
+    'uncounted')
+  set(id, 'state', 'queued', 'updated', args.now, 'attempts', 0, 'submission', args.submission,
+    'entry', redis.call('XADD', STREAM, '*', 'task', id))
   redis.call('ZREM', ENDED, id)
 end
 

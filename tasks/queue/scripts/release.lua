@@ -8,6 +8,8 @@ if not holds_lease() then
 end
 if #ARGV > 1 then set(id, unpack(ARGV, 2)) end
 local requeue = outcome == 'hand back' or outcome == 'retry'
+if outcome == 'hand back' then set(id, 'uncounted', 1) end
+if requeue then uncount(id) end
 if requeue and get(id, 'cancel_requested') then
   finish(id, 'cancelled', CANCELLED)
 elseif outcome == 'retry' and tonumber(get(id, 'attempts')) >= args.max_attempts then
@@ -17,11 +19,7 @@ elseif requeue then
   redis.call('XCLAIM', STREAM, GROUP, UNHELD, 0, args.entry, 'TIME', 0, 'JUSTID')
   unset(id, 'progress')
   set(id, 'state', 'queued', 'updated', args.now)
-  if outcome == 'hand back' then
-    redis.call('HINCRBY', key(id), 'attempts', -1)
-  else
-    set(id, 'reason', args.reason)
-  end
+  if outcome == 'retry' then set(id, 'reason', args.reason) end
 else
   finish(id, outcome, args.reason)
 end

@@ -1,10 +1,10 @@
--- Queue an ended task again, or withdraw the cancellation of one under way. Invariant: a published task stays published.
+-- Queue an ended task again, or withdraw the cancellation of one under way. Invariant: a learned task stays published.
 local id = args.id
 ensure_group()
 local state = get(id, 'state')
 if not state then return {'unknown'} end
-if state == 'published' then return {'published', record(id)} end
-if CAN_RETRY[state] then
+if state == 'published' and not can_retry(state) then return {'published', record(id)} end
+if can_retry(state) then
   if is_full() then return {'full'} end
   enqueue(id)
 end

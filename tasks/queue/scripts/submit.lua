@@ -15,13 +15,13 @@ if used then
   if first and redis.call('EXISTS', key(id)) == 1 then return existing() end
 end
 local state = get(id, 'state')
-if state and not CAN_RETRY[state] then
+if state and not can_retry(state) then
   unset(id, 'cancel_requested')  -- a new submission withdraws the cancellation
   remember_key()
   return existing()
 end
 if is_full() then return {'full'} end
-set(id, 'submission', args.submission, unpack(ARGV, 2))
+set(id, unpack(ARGV, 2))
 enqueue(id)
 redis.call('ZADD', INDEX, next_number(), id)
 remember_key()

@@ -14,7 +14,7 @@ import redis
 
 from tasks.queue import announcements, connect
 from tasks.queue.announcements import CONNECTED, announce, listen
-from tests.support.redis_servers import FEWER_SERVERS_AND_PROTOCOLS, RedisServer
+from tests.support.redis_servers import FEWER_SERVERS_AND_PROTOCOLS, PREFIX, RedisServer
 
 
 @pytest.fixture(scope="module", params=FEWER_SERVERS_AND_PROTOCOLS)
@@ -55,10 +55,10 @@ def kill(server: RedisServer) -> None:
 
 def test_a_listener_yields_the_connection_and_then_every_version(url: str, client: redis.Redis) -> None:
     async def main() -> list[int]:
-        async with aclosing(listen(url)) as versions:
+        async with aclosing(listen(url, PREFIX)) as versions:
             first = await next_version(versions)
-            announce(client, 7)
-            announce(client, 8)
+            announce(client, 7, PREFIX)
+            announce(client, 8, PREFIX)
             return [first, await next_version(versions), await next_version(versions)]
 
     assert asyncio.run(main()) == [CONNECTED, 7, 8]
@@ -66,14 +66,14 @@ def test_a_listener_yields_the_connection_and_then_every_version(url: str, clien
 
 def test_a_listener_reconnects_when_redis_was_killed(server: RedisServer, url: str, client: redis.Redis) -> None:
     async def main() -> list[int]:
-        async with aclosing(listen(url)) as versions:
+        async with aclosing(listen(url, PREFIX)) as versions:
             found = [await next_version(versions)]
             kill(server)
             waiting = asyncio.ensure_future(next_version(versions))
             await asyncio.sleep(0.1)
             await asyncio.to_thread(server.start)
             found.append(await waiting)
-            announce(client, 9)
+            announce(client, 9, PREFIX)
             return [*found, await next_version(versions)]
 
     assert asyncio.run(main()) == [CONNECTED, CONNECTED, 9]
@@ -83,7 +83,7 @@ def test_a_listener_may_start_before_redis(tmp_path: Path) -> None:
     server = RedisServer(tmp_path)
 
     async def main() -> int:
-        async with aclosing(listen(f"unix://{tmp_path}/redis.sock")) as versions:
+        async with aclosing(listen(f"unix://{tmp_path}/redis.sock", PREFIX)) as versions:
             waiting = asyncio.ensure_future(next_version(versions))
             await asyncio.sleep(0.3)
             assert not waiting.done()
@@ -102,11 +102,11 @@ def test_silence_is_no_failure_while_redis_answers_pings(
     monkeypatch.setattr(announcements, "HEARTBEAT_SECONDS", 0.2)
 
     async def main() -> list[int]:
-        async with aclosing(listen(url)) as versions:
+        async with aclosing(listen(url, PREFIX)) as versions:
             found = [await next_version(versions)]
             waiting = asyncio.ensure_future(next_version(versions))
             await asyncio.sleep(0.7)
-            announce(client, 3)
+            announce(client, 3, PREFIX)
             return [*found, await waiting]
 
     assert asyncio.run(main()) == [CONNECTED, 3]
@@ -116,7 +116,7 @@ def test_a_listener_reconnects_when_redis_hangs(server: RedisServer, url: str, m
     monkeypatch.setattr(announcements, "HEARTBEAT_SECONDS", 0.05)
 
     async def main() -> list[int]:
-        async with aclosing(listen(url)) as versions:
+        async with aclosing(listen(url, PREFIX)) as versions:
             found = [await next_version(versions)]
             assert server.pid
             os.kill(server.pid, signal.SIGSTOP)
@@ -134,7 +134,7 @@ def test_a_listener_reconnects_when_redis_hangs(server: RedisServer, url: str, m
 def test_a_listener_can_be_cancelled_while_listening_or_connecting(url: str, tmp_path: Path) -> None:
     async def main(address: str) -> None:
         async def listener() -> None:
-            async for _ in listen(address):
+            async for _ in listen(address, PREFIX):
                 pass
 
         task = asyncio.create_task(listener())
@@ -149,24 +149,24 @@ def test_a_listener_can_be_cancelled_while_listening_or_connecting(url: str, tmp
 
 def test_a_closed_listener_leaves_no_connection(url: str, client: redis.Redis) -> None:
     async def main() -> None:
-        async with aclosing(listen(url)) as versions:
+        async with aclosing(listen(url, PREFIX)) as versions:
             await next_version(versions)
-            assert client.pubsub_numsub("openworld:versions") == [("openworld:versions", 1)]
+            assert client.pubsub_numsub(f"{PREFIX}:versions") == [(f"{PREFIX}:versions", 1)]
 
     asyncio.run(main())
     deadline = time.monotonic() + 5
-    while client.pubsub_numsub("openworld:versions") != [("openworld:versions", 0)]:
+    while client.pubsub_numsub(f"{PREFIX}:versions") != [(f"{PREFIX}:versions", 0)]:
         assert time.monotonic() < deadline
 
 
 def test_a_message_that_is_not_a_version_is_ignored(url: str, client: redis.Redis) -> None:
     async def main() -> list[int]:
-        async with aclosing(listen(url)) as versions:
+        async with aclosing(listen(url, PREFIX)) as versions:
             first = await next_version(versions)
             for text in ("hello", "-1", "", "٣"):
-                client.publish("openworld:versions", text)
+                client.publish(f"{PREFIX}:versions", text)
             client.publish("others:versions", "5")
-            announce(client, 4)
+            announce(client, 4, PREFIX)
             return [first, await next_version(versions)]
 
     assert asyncio.run(main()) == [CONNECTED, 4]
@@ -174,5 +174,5 @@ def test_a_message_that_is_not_a_version_is_ignored(url: str, client: redis.Redi
 
 def test_a_failed_announcement_is_logged_and_raises_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        announce(connect(f"unix://{tmp_path}/nothing.sock"), 5)
+        announce(connect(f"unix://{tmp_path}/nothing.sock"), 5, PREFIX)
     assert "version 5 could not be announced" in caplog.text

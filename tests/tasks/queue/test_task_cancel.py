@@ -3,7 +3,7 @@
 import pytest
 
 from tasks.errors import WrongState
-from tasks.queue import TaskProgress, TaskQueue, TaskState
+from tasks.queue import Task, TaskProgress, TaskQueue, TaskState
 from tests.support.redis_servers import (
     FEWER_SERVERS_AND_PROTOCOLS,
     claim_next,
@@ -89,3 +89,24 @@ def test_a_retry_does_not_disturb_a_task_under_way(queue: TaskQueue) -> None:
     lease.publish(4)
     with pytest.raises(WrongState, match="as version 4"):
         queue.retry(task.id)
+
+
+@pytest.mark.parametrize("again", ["submit", "retry"])
+def test_a_published_task_that_a_roll_back_removed_is_queued_again(queue: TaskQueue, again: str) -> None:
+    ended = make_ended_task(queue, "published")
+    submission = queue.get(ended.id).submission
+
+    def repeat(learned: bool) -> Task:
+        if again == "retry":
+            return queue.retry(ended.id, learned=learned)
+        return queue.submit(make_task("a"), learned=learned).task
+
+    if again == "submit":
+        assert repeat(learned=True).state == "published"
+    else:
+        with pytest.raises(WrongState):
+            repeat(learned=True)
+    queued = repeat(learned=False)
+    assert (queued.state, queued.version, queued.attempts) == ("queued", None, 0)
+    assert queued.submission not in ("", submission)
+    assert claim_next(queue).task.submission == queued.submission

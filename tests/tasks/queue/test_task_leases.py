@@ -13,6 +13,7 @@ from tasks.queue import Lease, TaskProgress
 from tasks.queue.queue import POLL_SECONDS, TaskQueue
 from tests.support.redis_servers import (
     EVERY_CALL,
+    PREFIX,
     SERVERS_AND_PROTOCOLS,
     assert_every_call_is_refused,
     claim_next,
@@ -106,16 +107,16 @@ def test_a_finished_task_leaves_nothing_in_the_stream(queue: TaskQueue, client: 
     claim_next(queue, "one").publish(1)
     claim_next(queue, "two").hand_back()
     claim_next(queue, "three").fail("no", retry=False)
-    assert client.xlen("openworld:tasks") == 0
-    assert client.xpending("openworld:tasks", "trainers")["pending"] == 0
-    assert client.xinfo_consumers("openworld:tasks", "trainers") == []
+    assert client.xlen(f"{PREFIX}:tasks") == 0
+    assert client.xpending(f"{PREFIX}:tasks", "trainers")["pending"] == 0
+    assert client.xinfo_consumers(f"{PREFIX}:tasks", "trainers") == []
 
 
 # Expired leases
 
 
 def test_a_lease_lasts_as_long_as_it_is_renewed(client: redis.Redis) -> None:
-    queue = TaskQueue(client, lease_seconds=SHORT_LEASE)
+    queue = TaskQueue(client, PREFIX, lease_seconds=SHORT_LEASE)
     queue.submit(make_task("a"))
     lease = claim_next(queue)
     for renew in (lease.renew, lambda: lease.progress(TaskProgress(phase="heads")), lease.renew):
@@ -128,7 +129,7 @@ def test_a_lease_lasts_as_long_as_it_is_renewed(client: redis.Redis) -> None:
 
 
 def test_an_expired_lease_is_taken_over_and_the_old_worker_refused(client: redis.Redis) -> None:
-    queue = TaskQueue(client, lease_seconds=SHORT_LEASE)
+    queue = TaskQueue(client, PREFIX, lease_seconds=SHORT_LEASE)
     queue.submit(make_task("a"))
     queue.submit(make_task("b"))
     old = claim_next(queue)
@@ -228,7 +229,7 @@ def test_a_task_that_fails_too_often_ends_as_failed_and_is_listed_with_its_reaso
 
 
 def test_the_last_reason_is_kept_when_the_last_worker_dies(client: redis.Redis) -> None:
-    queue = TaskQueue(client, max_attempts=2)
+    queue = TaskQueue(client, PREFIX, max_attempts=2)
     task = queue.submit(make_task("a")).task
     claim_next(queue).fail("no disk", retry=True)
     claim_next(queue)
@@ -288,3 +289,43 @@ def test_a_cancelled_task_whose_worker_died_is_not_leased_again(queue: TaskQueue
 def test_a_worker_needs_a_name(queue: TaskQueue, name: str) -> None:
     with pytest.raises(ValueError, match="not a name"):
         queue.claim(name)
+
+
+def let_it_die(client: redis.Redis, queue: TaskQueue, checkpoint: int = 0, stopping: bool = False) -> int:
+    """Claim the task, work on it and let the lease expire; returns the attempts at that time."""
+    lease = claim_next(queue)
+    lease.progress(TaskProgress(phase="task 1"), checkpoint=checkpoint)
+    if stopping:
+        lease.renew(stopping=True)
+    expire_lease(client, queue)
+    return lease.task.attempts
+
+
+def test_an_attempt_that_advanced_the_checkpoint_does_not_count(queue: TaskQueue, client: redis.Redis) -> None:
+    task = queue.submit(make_task("a")).task
+    assert [let_it_die(client, queue, epoch) for epoch in range(1, 6)] == [1] * 5
+    # From here on the checkpoint stays where it is, or starts again.
+    assert [let_it_die(client, queue, epoch) for epoch in (5, 3, 0)] == [1, 2, 3]
+    assert queue.claim("worker") is None
+    assert queue.get(task.id).state == "failed"
+    assert "given up after 3 attempts" in str(queue.get(task.id).reason)
+    assert queue.retry(task.id).attempts == 0
+    assert [let_it_die(client, queue, epoch) for epoch in (1, 1, 1)] == [1, 1, 2]  # a retry starts from nothing
+
+
+def test_a_failure_after_the_checkpoint_advanced_does_not_count(queue: TaskQueue) -> None:
+    queue.submit(make_task("a"))
+    for epoch in range(1, 5):
+        lease = claim_next(queue)
+        lease.progress(TaskProgress(phase="task 1"), checkpoint=epoch)
+        assert (lease.fail("out of memory", retry=True).state, lease.task.attempts) == ("queued", 1)
+    states = [claim_next(queue).fail("out of memory", retry=True).state for _ in range(3)]
+    assert states == ["queued", "queued", "failed"]
+
+
+def test_a_worker_that_is_killed_while_it_stops_costs_no_attempt(queue: TaskQueue, client: redis.Redis) -> None:
+    queue.submit(make_task("a"))
+    assert [let_it_die(client, queue, stopping=True) for _ in range(5)] == [1] * 5
+    lease = claim_next(queue)
+    lease.renew(stopping=True)
+    assert lease.hand_back().attempts == 0

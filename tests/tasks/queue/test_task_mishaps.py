@@ -9,6 +9,7 @@ from tasks.queue import Lease, TaskQueue
 from tests.support.redis_servers import (
     EVERY_CALL,
     FEWER_SERVERS_AND_PROTOCOLS,
+    PREFIX,
     assert_every_call_is_refused,
     claim_next,
     expire_lease,
@@ -44,7 +45,7 @@ def test_a_call_whose_reply_was_lost_is_one_call(queue: TaskQueue, call: Callabl
 def test_a_destroyed_group_is_created_again_and_no_task_is_skipped(queue: TaskQueue, client: redis.Redis) -> None:
     ids = [queue.submit(make_task(name)).task.id for name in "ab"]
     old = claim_next(queue)
-    client.xgroup_destroy("openworld:tasks", "trainers")
+    client.xgroup_destroy(f"{PREFIX}:tasks", "trainers")
     assert_every_call_is_refused(old)
     for task_id in ids:
         lease = claim_next(queue)
@@ -57,8 +58,8 @@ def test_a_task_deleted_by_hand_is_skipped(queue: TaskQueue, client: redis.Redis
     for name in "abc":
         queue.submit(make_task(name))
     lease = claim_next(queue)
-    client.delete(f"openworld:task:{lease.task.id}", f"openworld:task:{make_task('b').id}")
-    client.xtrim("openworld:tasks", maxlen=2, approximate=False)
+    client.delete(f"{PREFIX}:task:{lease.task.id}", f"{PREFIX}:task:{make_task('b').id}")
+    client.xtrim(f"{PREFIX}:tasks", maxlen=2, approximate=False)
     expire_lease(client, queue)
     assert claim_next(queue).task.id == make_task("c").id
     assert [task.state for task in queue.list_tasks()] == ["learning"]
@@ -69,6 +70,6 @@ def test_a_task_deleted_by_hand_is_skipped(queue: TaskQueue, client: redis.Redis
 def test_a_lease_whose_entry_is_claimed_by_hand_is_lost(queue: TaskQueue, client: redis.Redis, consumer: str) -> None:
     queue.submit(make_task("a"))
     lease = claim_next(queue, "worker")
-    [(entry, _)] = client.xrange("openworld:tasks")
-    client.xclaim("openworld:tasks", "trainers", consumer, 0, [entry])
+    [(entry, _)] = client.xrange(f"{PREFIX}:tasks")
+    client.xclaim(f"{PREFIX}:tasks", "trainers", consumer, 0, [entry])
     assert_every_call_is_refused(lease)

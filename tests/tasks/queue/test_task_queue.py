@@ -8,10 +8,12 @@ from typing import TypeVar
 
 import pytest
 import redis
+from redis.crc import key_slot
 
 from tasks.errors import IdempotencyConflict, QueueFull, QueueUnavailable, UnknownTask
-from tasks.queue import STATES, TaskProgress, TaskQueue, TaskState, connect
+from tasks.queue import STATES, TaskProgress, TaskQueue, TaskState, connect, key_prefix
 from tests.support.redis_servers import (
+    PREFIX,
     SERVERS_AND_PROTOCOLS,
     claim_next,
     make_ended_task,
@@ -50,10 +52,11 @@ def run_concurrently(calls: list[Callable[[], T]]) -> list[T | Exception]:
 
 
 def test_a_submitted_task_is_queued_as_it_was_given(queue: TaskQueue) -> None:
-    task = make_task("a", duplicates=3, submitted_by="Zoë", classes={"čtyři": ["0" * 64]})
+    task = make_task("a", duplicates=3, submitted_by="Zoë", classes={"čtyři": ["0" * 64]}, submitted_at=2)
     submitted = queue.submit(task)
     assert submitted.fresh
-    assert submitted.task.model_copy(update={"updated": task.updated}) == task
+    assert submitted.task.submission
+    assert submitted.task.model_copy(update={"updated": task.updated, "submission": ""}) == task
     assert queue.get(task.id) == submitted.task
 
 
@@ -108,7 +111,7 @@ def test_keys_are_separate_per_submitter(queue: TaskQueue) -> None:
 
 def test_a_key_is_stored_hashed_and_expires(queue: TaskQueue, client: redis.Redis) -> None:
     queue.submit(make_task("a"), "secret")
-    [key] = client.keys("openworld:idempotency:*")
+    [key] = client.keys(f"{PREFIX}:idempotency:*")
     assert "secret" not in key
     assert 6.9 * 86400 < client.ttl(key) <= 7 * 86400
 
@@ -116,7 +119,7 @@ def test_a_key_is_stored_hashed_and_expires(queue: TaskQueue, client: redis.Redi
 def test_sixteen_concurrent_submissions_with_one_key_make_one_task(queue: TaskQueue, client: redis.Redis) -> None:
     results = run_concurrently([lambda: queue.submit(make_task("a"), "key")] * 16)
     assert sorted(result.fresh for result in results if not isinstance(result, Exception)) == [False] * 15 + [True]
-    assert client.xlen("openworld:tasks") == 1
+    assert client.xlen(f"{PREFIX}:tasks") == 1
 
 
 def test_of_sixteen_concurrent_batches_with_one_key_one_is_accepted(queue: TaskQueue) -> None:
@@ -139,7 +142,7 @@ def test_a_repeated_submission_after_a_lost_reply_is_still_fresh(queue: TaskQueu
 
 
 def test_a_full_queue_refuses_new_tasks_and_accepts_known_ones(client: redis.Redis) -> None:
-    queue = TaskQueue(client, max_waiting=2)
+    queue = TaskQueue(client, PREFIX, max_waiting=2)
     failed = make_ended_task(queue, "failed", "f")
     for name in "abc":  # the leased task does not count as waiting
         queue.submit(make_task(name))
@@ -173,7 +176,7 @@ def test_a_list_counts_images_and_a_task_names_them(queue: TaskQueue) -> None:
     task = queue.submit(make_task("a")).task
     [summary] = queue.list_tasks()
     assert summary.counts == task.counts == {"class a": 2}
-    assert summary.model_dump(exclude={"counts"}) == task.model_dump(exclude={"classes"})
+    assert summary.model_dump(exclude={"counts"}) == task.model_dump(exclude={"classes", "submission", "submitted_at"})
 
 
 def test_tasks_are_counted_by_state(queue: TaskQueue) -> None:
@@ -208,7 +211,7 @@ def test_the_images_of_unfinished_tasks_are_listed_per_task(queue: TaskQueue) ->
 
 def test_the_clock_dates_the_records(client: redis.Redis) -> None:
     now = datetime(2030, 1, 1, tzinfo=UTC)
-    queue = TaskQueue(client, clock=lambda: now)
+    queue = TaskQueue(client, PREFIX, clock=lambda: now)
     task = queue.submit(make_task("a")).task
     assert task.updated == now
     now += timedelta(hours=1)
@@ -217,7 +220,7 @@ def test_the_clock_dates_the_records(client: redis.Redis) -> None:
 
 
 def test_only_the_last_ended_tasks_are_kept(client: redis.Redis) -> None:
-    queue = TaskQueue(client, history=3)
+    queue = TaskQueue(client, PREFIX, history=3)
     waiting = queue.submit(make_task("waiting")).task
     retried = make_ended_task(queue, "cancelled", "retried")
     ended = [make_ended_task(queue, "cancelled", n) for n in range(2)]
@@ -225,13 +228,13 @@ def test_only_the_last_ended_tasks_are_kept(client: redis.Redis) -> None:
     ended += [make_ended_task(queue, "cancelled", n) for n in range(2, 5)]
     kept = [task.id for task in queue.list_tasks()]
     assert sorted(kept) == sorted([waiting.id, retried.id, *(task.id for task in ended[-3:])])
-    assert len(client.keys("openworld:task:*")) == 5
+    assert len(client.keys(f"{PREFIX}:task:*")) == 5
     with pytest.raises(UnknownTask, match="the last 3 are kept"):
         queue.get(ended[0].id)
 
 
 def test_the_number_of_kept_failed_tasks_is_bounded_too(client: redis.Redis) -> None:
-    queue = TaskQueue(client, history=2)
+    queue = TaskQueue(client, PREFIX, history=2)
     for n in range(4):
         make_ended_task(queue, "failed", n)
     assert [task.id for task in queue.list_tasks(states=["failed"])] == [make_task(3).id, make_task(2).id]
@@ -248,7 +251,7 @@ def test_an_unknown_id_is_an_error(queue: TaskQueue, task_id: str) -> None:
 
 
 def test_the_queue_is_unavailable_without_redis(tmp_path: Path) -> None:
-    queue = TaskQueue(connect(f"unix://{tmp_path}/nothing.sock"))
+    queue = TaskQueue(connect(f"unix://{tmp_path}/nothing.sock"), PREFIX)
     with pytest.raises(QueueUnavailable, match="check that Redis runs"):
         queue.get("a")
     for call in (queue.counts, queue.list_tasks, lambda: queue.claim("worker"), lambda: queue.submit(make_task("a"))):
@@ -275,4 +278,27 @@ def test_an_invalid_address_is_refused() -> None:
 
 def test_a_client_that_does_not_decode_is_refused() -> None:
     with pytest.raises(ValueError, match="connect"):
-        TaskQueue(redis.Redis())
+        TaskQueue(redis.Redis(), PREFIX)
+
+
+def test_every_key_starts_with_the_prefix_and_is_on_one_node_of_a_cluster(
+    queue: TaskQueue, client: redis.Redis
+) -> None:
+    queue.submit(make_task("a"), "an idempotency key")
+    queue.cancel(make_task("a").id)
+    queue.submit(make_task("b"))
+    claim_next(queue)
+    keys = [str(key) for key in client.keys("*")]
+    assert len(keys) >= 6
+    assert all(key.startswith("openworld:{0123456789abcdef}:") for key in keys)
+    assert len({key_slot(key.encode()) for key in keys}) == 1
+
+
+def test_queues_of_two_data_folders_do_not_see_each_others_tasks(queue: TaskQueue, client: redis.Redis) -> None:
+    other = TaskQueue(client, key_prefix("fedcba9876543210"))
+    task = queue.submit(make_task("a")).task
+    assert other.claim("worker") is None
+    assert other.list_tasks() == []
+    with pytest.raises(UnknownTask):
+        other.get(task.id)
+    assert claim_next(queue).task.id == task.id

@@ -22,7 +22,15 @@ from tasks.errors import LeaseLost, QueueUnavailable, WrongState
 from tasks.queue import ENDED, Lease, Task, TaskProgress, TaskState, connect
 from tasks.queue.queue import UNHELD, TaskQueue
 from tests.support.paths import ROOT
-from tests.support.redis_servers import REDIS_SERVERS, RedisServer, claim_next, client_of, expire_lease, make_task
+from tests.support.redis_servers import (
+    PREFIX,
+    REDIS_SERVERS,
+    RedisServer,
+    claim_next,
+    client_of,
+    expire_lease,
+    make_task,
+)
 
 EXAMPLES = 10  # thousands were run when this test was written
 
@@ -30,7 +38,7 @@ WORKER = """
 import sys, time
 from tasks.queue import TaskQueue, connect
 
-lease = TaskQueue(connect(sys.argv[1]), lease_seconds=0.6).claim("victim", block_seconds=5)
+lease = TaskQueue(connect(sys.argv[1]), sys.argv[2], lease_seconds=0.6).claim("victim", block_seconds=5)
 print(lease.task.id, flush=True)
 while True:
     lease.renew()
@@ -71,13 +79,13 @@ def snapshot(client: redis.Redis) -> dict[str, Any]:
             found[key] = client.xrange(key)
         else:
             found[key] = client.get(key)
-    rows = client.xpending_range("openworld:tasks", "trainers", "-", "+", 10)
+    rows = client.xpending_range(f"{PREFIX}:tasks", "trainers", "-", "+", 10)
     found["pending"] = [(row["message_id"], row["consumer"], row["times_delivered"]) for row in rows]
     return found
 
 
 def test_nothing_is_lost_when_the_server_is_killed_after_any_call(server: RedisServer, client: redis.Redis) -> None:
-    queue = TaskQueue(client)
+    queue = TaskQueue(client, PREFIX)
 
     def after(result: Any) -> Any:
         before = snapshot(client)
@@ -108,7 +116,7 @@ def test_nothing_is_lost_when_the_server_is_killed_after_any_call(server: RedisS
 
 
 def test_tasks_accepted_while_the_server_is_killed_exist_exactly_once(server: RedisServer, client: redis.Redis) -> None:
-    queue = TaskQueue(client, max_waiting=100_000)
+    queue = TaskQueue(client, PREFIX, max_waiting=100_000)
     accepted: list[str] = []
     names, stop = count(), threading.Event()
 
@@ -129,7 +137,7 @@ def test_tasks_accepted_while_the_server_is_killed_exist_exactly_once(server: Re
     stop.set()
     for thread in threads:
         thread.join()
-    entries = [fields["task"] for _, fields in client.xrange("openworld:tasks")]
+    entries = [fields["task"] for _, fields in client.xrange(f"{PREFIX}:tasks")]
     assert len(entries) == len(set(entries))
     assert set(accepted) <= set(entries)
     assert len(accepted) > 10
@@ -137,9 +145,9 @@ def test_tasks_accepted_while_the_server_is_killed_exist_exactly_once(server: Re
 
 @pytest.mark.parametrize("server", REDIS_SERVERS[:1], indirect=True)
 def test_a_killed_worker_loses_no_task(server: RedisServer, client: redis.Redis) -> None:
-    queue = TaskQueue(client, lease_seconds=0.6)
+    queue = TaskQueue(client, PREFIX, lease_seconds=0.6)
     queue.submit(make_task("a"))
-    command = [sys.executable, "-c", WORKER, server.url]
+    command = [sys.executable, "-c", WORKER, server.url, PREFIX]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as worker:
         assert worker.stdout
         task_id = worker.stdout.readline().strip()
