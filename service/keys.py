@@ -1,4 +1,4 @@
-"""API keys as `OPENWORLD_KEYS` lists them. Needs no web framework: every program reads the settings' names."""
+"""API keys, and those that `OPENWORLD_KEYS` lists. Needs no web framework: every program reads the settings' names."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from service.wire.keys import Role
 
 ROLES: frozenset[Role] = frozenset(get_args(Role))
 MIN_SECRET_LENGTH = 16
+NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,7 @@ class Key:
     name: str
     roles: frozenset[Role]
     digest: bytes
+    expires: float | None = None  # seconds since 1970
 
     def __repr__(self) -> str:
         return f"Key({self.name!r}, {'+'.join(sorted(self.roles))})"
@@ -37,7 +39,7 @@ def parse_keys(text: str) -> tuple[Key, ...]:
         name, _, rest = entry.partition(":")
         roles_text, _, secret = rest.partition(":")
         roles = roles_text.split("+")
-        if not re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", name) or not secret:
+        if not NAME.fullmatch(name) or not secret:
             raise ValueError(f"key {position} is not name:role+role:secret (a name has letters, digits, _ . -)")
         if set(roles) - ROLES:
             raise ValueError(f"key {position} has an unknown role: choose from {', '.join(sorted(ROLES))}, joined by +")

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-Role = Literal["predict", "label", "operate"]
+Role = Literal["predict", "label", "operate", "monitor"]
 
 
 class Me(BaseModel):

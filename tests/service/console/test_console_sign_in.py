@@ -58,6 +58,22 @@ def test_a_key_with_only_the_predict_role_sees_no_inbox(browser: Any, locked: Ru
         visiting.expect_error("/tasks")
 
 
+def test_an_operator_sees_who_changed_what(browser: Any, locked: RunningServer) -> None:
+    for number, reason in ((2, "for the test"), (3, "back again")):
+        path = f"/versions/{number}/activate?reason={reason}"
+        assert locked.post(path, headers={"X-API-Key": SECRETS["operate"]}).status_code == 200
+    with visit(browser, locked.url) as visiting:
+        page = sign_in(visiting, "operate")
+        assert page_titles(page) == ["Tasks", "Versions", "Live", "Audit"]
+        page = visiting.open("audit")
+        rows = page.locator("tbody tr")
+        expect(rows).to_have_count(2)
+        expect(rows.first).to_contain_text("operate-key")
+        expect(rows.first).to_contain_text("activated version")
+        expect(rows.nth(1)).to_contain_text("reason: for the test")
+        visiting.expect_error("/tasks")
+
+
 def test_a_labeller_sees_images_that_need_a_key_and_signs_out(browser: Any, locked: RunningServer) -> None:
     with visit(browser, locked.url) as visiting:
         page = sign_in(visiting, "label")

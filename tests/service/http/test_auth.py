@@ -22,6 +22,7 @@ SECRETS = {
     "predict": "pppppppp-secret-of-a-robot",
     "label": "llllllll-secret-of-a-labeller",
     "operate": "oooooooo-secret-of-an-operator",
+    "monitor": "mmmmmmmm-secret-of-a-monitor",
 }
 KEYS = ",".join(f"{role}-key:{role}:{secret}" for role, secret in SECRETS.items())
 UNKNOWN = "wwwwwwww-secret-of-no-key"
@@ -32,10 +33,12 @@ ALLOWED_ROLES: list[tuple[str, frozenset[str]]] = [
     (r"GET /(livez|readyz|metrics)", NO_KEY_NEEDED),
     (r"POST /(predict|explain)", frozenset({"predict"})),
     (r"GET /(me|pulse|versions|classes|tasks)(/.*)?", frozenset(ROLES)),
+    (r"GET /audit", frozenset({"operate"})),
     (r"POST /versions/\{version\}/activate", frozenset({"operate"})),
     (r"PATCH /classes/\{name\}", frozenset({"label"})),
     (r"POST /tasks(/.*)?", frozenset({"label"})),
     (r"(GET|POST|DELETE) /novelties(/.*)?", frozenset({"label"})),
+    (r"GET /images/\{sha256\}/thumbnail", frozenset({"label"})),
     (r"(GET|POST|DELETE) /images(/.*)?", frozenset({"operate"})),
 ]
 
@@ -153,7 +156,8 @@ def test_no_secret_appears_in_a_response_or_the_log(server: RunningServer) -> No
     text = "\n".join(f"{response.headers} {response.text}" for response in responses) + server.log.read_text()
     assert not [secret for secret in secrets if secret in text]
     assert "predict-key" in server.log.read_text()  # names are logged
-    assert 'client="predict-key"' in server.get("/metrics").text
+    operator = {"Authorization": f"Bearer {SECRETS['operate']}"}
+    assert 'client="predict-key"' in server.get("/metrics", headers=operator).text
 
 
 # At startup

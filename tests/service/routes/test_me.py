@@ -14,7 +14,7 @@ def test_without_keys_every_request_has_every_role(tmp_path: Path) -> None:
         assert server.get("/me").json() == {
             "keys_needed": False,
             "name": "anonymous",
-            "roles": ["label", "operate", "predict"],
+            "roles": ["label", "monitor", "operate", "predict"],
         }
 
 
