@@ -9,11 +9,15 @@ from importlib.metadata import version
 from fastapi import FastAPI
 
 from service.container import Container
+from service.http.audit import AuditTrail
+from service.http.forwarded import ForwardedHeaders
 from service.http.middleware import RequestGuard, RequestLog
 from service.http.openapi import complete_openapi
+from service.http.origins import OriginGuard
 from service.http.problems import HANDLERS
 from service.routes import (
     api_docs,
+    audit,
     classes,
     console,
     explain,
@@ -59,10 +63,38 @@ def create_app(settings: ServiceSettings) -> FastAPI:
         redoc_url=None,
     )
     app.state.container = container
-    app.add_middleware(RequestGuard, keyring=container.keyring)
+    app.add_middleware(
+        RequestGuard,
+        keyring=container.keyring,
+        pace=container.upload_pace,
+        max_requests_per_key=settings.key_requests,
+    )
+    app.add_middleware(AuditTrail, audit_log=container.audit_log)
+    app.add_middleware(
+        OriginGuard,
+        hosts=frozenset(settings.trusted_hosts),
+        origins=frozenset(settings.trusted_origins),
+        # A page of a rebound name has no key, and a server in a network may have many names.
+        any_host=lambda: bool(container.keyring) and not settings.trusted_hosts,
+    )
+    app.add_middleware(ForwardedHeaders, proxies=settings.trusted_proxies)
     app.add_middleware(RequestLog, metrics=container.metrics, draining=lambda: container.draining)
-    for module in (predict, explain, novelties, tasks, classes, versions, images, health, me, pulse, api_docs, console):
+    for module in (
+        predict,
+        explain,
+        novelties,
+        tasks,
+        classes,
+        versions,
+        images,
+        health,
+        me,
+        audit,
+        pulse,
+        api_docs,
+        console,
+    ):
         app.include_router(module.router)
     app.router.routes.insert(0, predict.FastPredictRoute())
-    complete_openapi(app, keys=bool(settings.keys))
+    complete_openapi(app, keys=bool(container.keyring))
     return app

@@ -4,38 +4,65 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 from fastapi import Depends, Request
 
+from models import files
 from models.errors import StoreError
+from models.images import DecodeBudget, ImageLimits
 from models.inference.providers import gpu_present
 from models.inference.runtime import RuntimeCache
 from models.versions.data_format import open_data_folder
+from models.versions.folder_id import folder_id
 from models.versions.store import VersionStore
+from service.audit import AuditLog
 from service.errors import NoQueue, NotFound
 from service.http.auth import Keyring
-from service.http.limits import Admission, RateLimiter, RequestLimits
-from service.inbox import Inbox, InboxLimits, Thumbnails
+from service.http.batch_bodies import form_overhead
+from service.http.bodies import Pace
+from service.http.limits import Admission, Quota, RateLimiter, RequestLimits
+from service.http.uploads import Uploads
+from service.inbox import EmbeddingScale, Inbox, InboxInUse, InboxLimits, Thumbnails
 from service.inference.active_version import ActiveVersion
 from service.inference.drift import ScoreDrift
+from service.inference.embedding_scale import embedding_scale
 from service.inference.engine import Engine
 from service.inference.metrics import Metrics
 from service.inference.pulse import Pulse
 from service.inference.recent_predictions import RecentPredictions
 from service.inference.recorder import Recorder
+from service.inference.servable import ServableModel
+from service.key_store import KeyStore
 from service.settings import ServiceSettings
+from service.task_events import TaskEvents
+from service.threads import BoundedThreads
 from tasks.batch import BatchLimits
-from tasks.queue import TaskQueue, announce, connect, listen
+from tasks.errors import QueueUnavailable
+from tasks.images import ErasureFollower, ImageStore, erased_at
+from tasks.queue import TaskQueue, announce, connect, key_prefix, listen
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
-PARALLEL_UPLOADS = 2  # labelled batches that are read and checked at the same time
-BLOCKING_THREADS = 64  # threads of `asyncio.to_thread`, which wait for disks and for Redis
+DISK_THREADS = 64  # threads of `asyncio.to_thread`: calls that wait for disks
+REDIS_THREADS, REDIS_CALLS = 16, 64  # calls that wait for Redis; more are refused
+NOVELTY_COUNT_SECONDS = 0.25  # that /metrics waits for the inbox; then the last known numbers stand
+INBOX_SECONDS = 1.0  # between attempts to open the inbox while another server has it
+ERASURE_SECONDS = 1.0  # between looks at the log of erasures
+BROKEN_INBOX_SECONDS = 30.0  # the same, if it cannot be opened for another reason
 GPU_BATCH, CPU_BATCH = 32, 8  # default images per computed batch: a GPU needs more of them to be busy
+
+
+class Erased(NamedTuple):
+    """How many copies were erased."""
+
+    novelties: int
+    recent: int  # recent predictions, in memory
 
 
 class Container:
@@ -44,7 +71,8 @@ class Container:
     def __init__(self, settings: ServiceSettings) -> None:
         self.settings = settings
         self.draining = False  # not ready any more, but still answering
-        self.keyring = Keyring(settings.keys)
+        self.keyring = Keyring(settings.keys, KeyStore(settings.data))
+        self.audit_log = AuditLog(settings.data)
         self.metrics = Metrics(ScoreDrift(settings.drift_window, settings.drift_window // 10))
         self.metrics.ready.set_function(lambda: float(self.ready))
 
@@ -52,13 +80,16 @@ class Container:
         max_batch = settings.batch_size or (GPU_BATCH if on_gpu else CPU_BATCH)
         parallel_batches = settings.parallel_batches or (1 if on_gpu else settings.threads)
         self.engine = Engine(max_batch, self.metrics, parallel_batches, settings.decode_threads)
-        if settings.data.exists():  # otherwise the first write creates it: a mistyped folder leaves nothing behind
+        if settings.data.exists():  # otherwise the queue or the first write creates it
             open_data_folder(settings.data)
+        image_limits = ImageLimits(
+            settings.max_image_bytes, settings.max_image_pixels, DecodeBudget(settings.decode_memory)
+        )
         store = VersionStore(settings.data)
         self.active_version = ActiveVersion(
             store,
             RuntimeCache(store, settings.device, settings.threads),
-            settings.image_limits,
+            image_limits,
             self.metrics,
             poll_seconds=settings.poll_seconds,
             max_batch=max_batch,
@@ -71,40 +102,77 @@ class Container:
             timeout=settings.request_timeout,
             max_timeout=settings.max_request_timeout,
         )
+        images = Quota(settings.images_in_flight, settings.body_memory)
+        largest = Quota(settings.max_request_images, settings.max_body_bytes)
         self.admission = Admission(
-            settings.images_in_flight, settings.body_memory, lambda: self.engine.seconds_per_image
+            images, images.share(settings.key_share, largest), lambda: self.engine.seconds_per_image
         )
-        self.metrics.in_flight.set_function(lambda: self.admission.images)
+        self.metrics.in_flight.set_function(lambda: self.admission.in_use.images)
         self.rate_limiter = RateLimiter(settings.rate_limit, settings.max_request_images)
         self.explain_turn = asyncio.Semaphore(1)
+        # Neither of them waits for a disk or for Redis.
+        self.explain_thread = ThreadPoolExecutor(1, thread_name_prefix="explain")
+        self.metrics_thread = ThreadPoolExecutor(1, thread_name_prefix="metrics")
 
-        self.inbox = _open_inbox(settings) if settings.inbox else None
-        self.thumbnails = Thumbnails(settings.image_limits)
+        self._image_limits = image_limits
+        self.inbox: Inbox | None = None
+        self._scaled: tuple[ServableModel, EmbeddingScale | None] = (self.active_version.model, None)
+        self.thumbnails = Thumbnails(image_limits)
         self.recent = RecentPredictions(settings.recent_bytes)
-        self.recorder = Recorder(self.metrics, self.recent, self.inbox)
+        self.recorder = Recorder(self.metrics, self.recent, keep_novelties=settings.inbox)
         self.pulse = Pulse(self.metrics, self.active_version)
 
         self.batch_limits = BatchLimits(
             max_classes=settings.task_max_classes,
             max_images=settings.task_max_images,
             max_bytes=settings.task_max_bytes,
+            image=image_limits,
         )
-        self.uploads = asyncio.Semaphore(PARALLEL_UPLOADS)
+        batches = Quota(settings.uploads, settings.upload_bytes + form_overhead(self.batch_limits))
+        largest = Quota(1, settings.task_max_bytes + form_overhead(self.batch_limits))
+        self.uploads = Uploads(batches, batches.share(settings.key_share, largest))
+        self.upload_pace = Pace(settings.min_body_rate, settings.body_grace, settings.upload_seconds)
         url = settings.redis_url
         self._redis = connect(url.get_secret_value()) if url is not None else None
-        self._queue = TaskQueue(self._redis) if self._redis is not None else None
+        self._queue: TaskQueue | None = None
+        if url is not None:
+            try:
+                self.queue()
+            except StoreError as error:  # predictions need no queue
+                log.error("this server accepts no tasks for now: %s", error)
+        self._redis_threads = BoundedThreads("redis", REDIS_THREADS, REDIS_CALLS, _queue_is_busy)
+        self.task_events = TaskEvents(self.ask_queue, settings.event_streams, lambda: self.draining)
+        self._counting: asyncio.Task[None] | None = None
         self._background: list[asyncio.Task[None]] = []
 
     @property
     def ready(self) -> bool:
-        return self.active_version.usable and not self.draining
+        return self.not_ready is None
+
+    @property
+    def not_ready(self) -> str | None:
+        """Why the server is not ready; None if it is."""
+        if self.draining:
+            return "shutting down"
+        if not self.active_version.usable:
+            failure = self.active_version.failure
+            return f"no version: {failure.reason}" if failure else "loading"
+        version = self.active_version.model.version
+        broken = self.engine.broken.get(version)
+        return None if broken is None else f"version {version} computes no answers: {broken}"
 
     async def start(self) -> None:
-        # The default pool has few threads: calls that wait for a hanging Redis would block all others.
-        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(BLOCKING_THREADS))
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(DISK_THREADS))
+        self.keyring.start()
         self.engine.start()
         await self.active_version.start()
         self._background.append(asyncio.create_task(self.pulse.run()))
+        self._background.append(asyncio.create_task(asyncio.to_thread(_clean_up, self.settings.data)))
+        self._background.append(asyncio.create_task(self._follow_erasures()))
+        if self.settings.inbox:
+            failed = await self._open_inbox()
+            if failed is not None:
+                self._background.append(asyncio.create_task(self._take_over_inbox(failed)))
         if self.settings.redis_url is not None:
             self._background.append(asyncio.create_task(self._listen(self.settings.redis_url.get_secret_value())))
 
@@ -113,63 +181,149 @@ class Container:
         for task in self._background:
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
+        await asyncio.to_thread(self.keyring.stop)
         await self.active_version.stop()
         await self.engine.stop()
         await asyncio.to_thread(self.thumbnails.close)
+        await asyncio.to_thread(self.uploads.close)
+        self._redis_threads.close()
         if self._redis is not None:
             await asyncio.to_thread(self._redis.close)
+        self.explain_thread.shutdown(wait=False)
+        self.metrics_thread.shutdown(wait=False)
         await asyncio.to_thread(self.recorder.close, 10.0)
         if self.inbox is not None:
             await asyncio.to_thread(self.inbox.close)
 
+    async def _take_over_inbox(self, failed: StoreError) -> None:
+        """Open the inbox as soon as the server that has it ends: rolling replacement."""
+        log.error("this server keeps no novel images for now: %s", failed)
+        self.metrics.inbox_missing.set(1)
+        error: StoreError | None = failed
+        while error is not None:
+            await asyncio.sleep(INBOX_SECONDS if isinstance(error, InboxInUse) else BROKEN_INBOX_SECONDS)
+            error = await self._open_inbox()
+        log.info("this server keeps novel images from now on")
+
+    async def _open_inbox(self) -> StoreError | None:
+        settings = self.settings
+        limits = InboxLimits(
+            max_count=settings.inbox_count,
+            max_bytes=settings.inbox_bytes,
+            max_age_seconds=settings.inbox_days * 86400,
+            rate=settings.inbox_rate,
+        )
+        try:
+            inbox = await asyncio.to_thread(
+                Inbox, settings.data, limits, image_limits=self._image_limits, scale=self._embedding_scale
+            )
+        except StoreError as error:
+            return error
+        with suppress(StoreError):  # logged when the next one is erased
+            await asyncio.to_thread(lambda: inbox.delete_erased(erased_at(settings.data)))
+        self.inbox = inbox
+        self.recorder.use_inbox(inbox)
+        self.metrics.inbox_missing.set(0)
+        return None
+
+    def _embedding_scale(self) -> EmbeddingScale | None:
+        """That of the active version; the same object until another version is active."""
+        model = self.active_version.model
+        if model is not self._scaled[0]:
+            self._scaled = (model, embedding_scale(model))
+        return self._scaled[1]
+
     async def _listen(self, url: str) -> None:
-        async for _ in listen(url):
+        while self._queue is None:
+            with suppress(StoreError):
+                await asyncio.to_thread(self.queue)
+            await asyncio.sleep(self.settings.poll_seconds)
+        async for _ in listen(url, self._queue.prefix):
             self.active_version.wake()
 
     def announce(self, version: int) -> None:
-        """Notify the other servers of a new current version. They poll as well."""
-        if self._redis is not None:
-            announce(self._redis, version)
+        """Notify the other servers of a new current version, without waiting for Redis. They poll as well."""
+        if self._redis is not None and self._queue is not None:
+            with suppress(QueueUnavailable):
+                self._redis_threads.submit(announce, self._redis, version, self._queue.prefix)
+
+    async def ask_queue(self, call: Callable[..., T], *arguments: Any) -> T:
+        """The result of a call that waits for Redis; QueueUnavailable also if too many calls wait for it."""
+        return await self._redis_threads.run(call, *arguments)
+
+    async def count_novelties(self) -> None:
+        """Update the metrics of the inbox. A slow disk delays the numbers, not the caller."""
+        if self.inbox is not None:
+            if self._counting is None or self._counting.done():
+                self._counting = asyncio.create_task(asyncio.to_thread(self._count_novelties, self.inbox))
+            await asyncio.wait({self._counting}, timeout=NOVELTY_COUNT_SECONDS)
+
+    def _count_novelties(self, inbox: Inbox) -> None:
+        try:
+            for state, count in inbox.counts().items():
+                self.metrics.novelties.labels(state).set(count)
+            self.metrics.novelties_bytes.set(inbox.bytes_used)
+        except StoreError as error:
+            log.warning("the novelties cannot be counted: %s", error)
 
     def queue(self) -> TaskQueue:
-        """The task queue; NoQueue if the server runs without Redis."""
-        if self._queue is None:
+        """The task queue; NoQueue if the server runs without Redis.
+
+        StoreError if the data folder has no id yet and cannot be written.
+        """
+        if self._redis is None:
             raise NoQueue("this server only predicts: start it with `openworld up`, or set OPENWORLD_REDIS_URL", 60)
+        if self._queue is None:
+            self._queue = TaskQueue(self._redis, key_prefix(folder_id(self.settings.data)))
         return self._queue
 
     def find_image(self, id: str) -> bytes | None:
-        """The image of a novelty or of a recent prediction; None if it is not kept. Reads the disk."""
+        """The image of a novelty, a recent prediction or an earlier task; None if it is not kept. Reads the disk."""
         if self.inbox is not None:
             with suppress(NotFound):
                 return self.inbox.read_image(id)
         sighting = self.recent.get(id)
-        return None if sighting is None else sighting.data
+        if sighting is not None:
+            return sighting.data
+        images = ImageStore(self.settings.data)
+        return images.read(id) if id in images else None
 
-    async def erase_images(self, sha256s: Collection[str]) -> int:
-        """Erase images from the inbox, the recent predictions and the thumbnails; returns the number of novelties.
+    async def erase_images(self, sha256s: Collection[str]) -> Erased:
+        """Erase all copies of images that this server has besides the image store.
 
-        A sighting that the inbox's writer is adding at this moment may still arrive.
+        Other servers of the data folder follow the log of erasures, and do the same within `ERASURE_SECONDS`.
         """
+        self.recorder.erase(sha256s, self.settings.max_request_timeout)
+        await asyncio.to_thread(self.recorder.discard, sha256s)
         novelties = await asyncio.to_thread(self.inbox.delete, sha256s) if self.inbox is not None else 0
         for sha256 in sha256s:
             self.thumbnails.remove(sha256)
-        await self.recent.erase(sha256s)
-        return novelties
+        return Erased(novelties, await self.recent.erase(sha256s))
+
+    async def _follow_erasures(self) -> None:
+        follower = ErasureFollower(self.settings.data)
+        while True:
+            await asyncio.sleep(ERASURE_SECONDS)
+            try:
+                if erased := await asyncio.to_thread(follower.new):
+                    await self.erase_images(erased)
+            except (OSError, StoreError) as error:
+                log.error("copies of erased images may remain in this server: %s", error)
 
 
-def _open_inbox(settings: ServiceSettings) -> Inbox | None:
-    """None if the inbox cannot be opened, for example because another server uses it: predictions need no inbox."""
-    limits = InboxLimits(
-        max_count=settings.inbox_count,
-        max_bytes=settings.inbox_bytes,
-        max_age_seconds=settings.inbox_days * 86400,
-        rate=settings.inbox_rate,
-    )
-    try:
-        return Inbox(settings.data, limits, image_limits=settings.image_limits)
-    except StoreError as error:
-        log.error("this server keeps no novel images: %s", error)
-        return None
+def _queue_is_busy() -> QueueUnavailable:
+    return QueueUnavailable(f"{REDIS_CALLS} calls wait for Redis already: check that it answers, then try again")
+
+
+def _clean_up(data: Path) -> None:
+    """Remove what killed processes have left: temporary files of uploads, and images whose erasure was interrupted."""
+    for path in files.abandoned(data / "images"):
+        with suppress(OSError):
+            path.unlink()
+    images = ImageStore(data)
+    found = [(images.find(sha256), time) for sha256, time in erased_at(data).items()]
+    with suppress(StoreError):
+        images.erase(image for image, time in found if image and image.time < time)
 
 
 async def get_container(request: Request) -> Container:

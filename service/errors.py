@@ -5,18 +5,24 @@ OpenWorldError
 │   ├── BadRequest            the request is malformed
 │   │   ├── NoImages            it contains no image
 │   │   ├── BodyTooLarge        more bytes or images than one request may have
-│   │   ├── UnsupportedBody     not a content type of a batch
+│   │   ├── BodyTooSlow         the body arrives too slowly
+│   │   ├── UnsupportedBody     not a content type that the route reads
 │   │   └── InvalidName         not a name of a class
 │   ├── Unauthorized          no key, or an unknown one
 │   ├── Forbidden             the key lacks the role
+│   ├── ForeignOrigin         a page of another site sent the request
+│   ├── UnknownHost           the request is for a name that the server does not have
 │   ├── NotFound              no such resource
 │   ├── RetryLater            try again after `retry_after` seconds
 │   │   ├── Overloaded          the server has as many images in progress as it admits
+│   │   │   └── KeyBusy           one key has as much in progress as a key may have
 │   │   ├── RateLimited         the key sends more images per second than it may
+│   │   ├── TooManyStreams      the key follows as many tasks as it may
 │   │   ├── NotReady            no version is loaded
 │   │   └── NoQueue             the server runs without a task queue
 │   ├── DeadlinePassed        no answer before the request's deadline
 │   ├── ClientDisconnected    the client closed the connection
+│   ├── StorageUnavailable    the data folder is full or cannot be used
 │   ├── VersionUnusable       the version exists but cannot be loaded
 │   └── ImageInUse            versions or unfinished tasks depend on the image
 └── ImageError
@@ -44,8 +50,12 @@ class BodyTooLarge(BadRequest):
     """The request has more bytes or images than allowed."""
 
 
+class BodyTooSlow(BadRequest):
+    """The body arrives too slowly."""
+
+
 class UnsupportedBody(BadRequest):
-    """A batch cannot be sent with this content type."""
+    """The route does not read this content type."""
 
 
 class InvalidName(BadRequest):
@@ -58,6 +68,14 @@ class Unauthorized(ServiceError):
 
 class Forbidden(ServiceError):
     """The key lacks the role."""
+
+
+class ForeignOrigin(ServiceError):
+    """A page of another site sent the request."""
+
+
+class UnknownHost(ServiceError):
+    """The request is for a host name that the server does not have."""
 
 
 class NotFound(ServiceError):
@@ -76,8 +94,16 @@ class Overloaded(RetryLater):
     """The server has as many images in progress as it admits."""
 
 
+class KeyBusy(Overloaded):
+    """One key has as much in progress as a key may have."""
+
+
 class RateLimited(RetryLater):
     """The key sends more images per second than it may."""
+
+
+class TooManyStreams(RetryLater):
+    """The key follows as many tasks as it may."""
 
 
 class NotReady(RetryLater):
@@ -94,6 +120,10 @@ class DeadlinePassed(ServiceError):
 
 class ClientDisconnected(ServiceError):
     """The client closed the connection; the error is logged and counted only."""
+
+
+class StorageUnavailable(ServiceError):
+    """The data folder is full or cannot be used."""
 
 
 class VersionUnusable(ServiceError):

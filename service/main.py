@@ -10,29 +10,39 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import resource
 import signal
 import socket
+from functools import partial
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
 
 from service.app import create_app
 from service.container import Container
-from service.http.protocol import BoundedHeaders
+from service.http.protocol import Connections, GuardedProtocol
+from service.memory import return_large_blocks
 from service.settings import ServiceSettings
 
 log = logging.getLogger(__name__)
 
+BACKLOG = 1024  # connections that wait to be accepted; many are accepted at once, before any is closed
+OTHER_DESCRIPTORS = 256  # of versions, images, spooled batches, the inbox and Redis
 KEEP_ALIVE = 75  # seconds: longer than clients and proxies keep a connection, so that they close it first
 
 
 class Server(uvicorn.Server):
     """uvicorn with a pause between "not ready" and "not listening"."""
 
-    def __init__(self, config: uvicorn.Config, container: Container) -> None:
+    def __init__(self, config: uvicorn.Config, container: Container, connections: Connections) -> None:
         super().__init__(config)
-        self._container = container
+        self._container, self._connections = container, connections
+
+    async def on_tick(self, counter: int) -> bool:
+        if counter % 2 == 0:  # every 0.2 seconds
+            self._connections.sweep(asyncio.get_running_loop().time())
+        return await super().on_tick(counter)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._container.draining:
@@ -55,15 +65,43 @@ class Server(uvicorn.Server):
                     log.info("listening on http://%s:%d", f"[{host}]" if ":" in host else host, port)
 
 
+def reserve_descriptors(connections: int) -> int:
+    """Raise the limit on open files for this number of connections; returns how many there may be."""
+    needed = connections + BACKLOG + OTHER_DESCRIPTORS
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return connections
+    allowed = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    if allowed == needed:
+        return connections
+    fewer = max(8, allowed - OTHER_DESCRIPTORS) // 2  # as many again may wait to be accepted
+    log.warning(
+        "the limit of %d open files allows %d connections, not %d: raise it (ulimit -n)", hard, fewer, connections
+    )
+    return fewer
+
+
 def serve(settings: ServiceSettings, listener: socket.socket) -> int:
     """Run until a signal; returns the exit code. `listener` is bound: it listens when the model is loaded."""
     app = create_app(settings)
     container: Container = app.state.container
+    metrics = container.metrics
+    limit = reserve_descriptors(settings.max_connections)
+    connections = Connections(
+        limit,
+        settings.header_timeout,
+        KEEP_ALIVE,
+        on_close=lambda reason: metrics.connections_closed.labels(reason).inc(),
+    )
+    metrics.connections.set_function(lambda: len(connections.open))
     config = uvicorn.Config(
         app,
         host=settings.host,
         port=settings.port,
-        http=BoundedHeaders,
+        http=cast(type[asyncio.Protocol], partial(GuardedProtocol, connections)),
+        backlog=min(BACKLOG, limit),
+        ws="none",
         log_config=None,
         access_log=False,
         server_header=False,
@@ -73,7 +111,8 @@ def serve(settings: ServiceSettings, listener: socket.socket) -> int:
     )
     log.info("settings that differ from the defaults", extra={"fields": settings.changed()})
     log.debug("settings", extra={"fields": settings.shown()})
-    server = Server(config, container)
+    server = Server(config, container, connections)
+    return_large_blocks()
     # Imported objects stay, and requests leave few cycles: rarer garbage collection saves some percent.
     gc.collect()
     gc.freeze()

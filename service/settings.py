@@ -4,16 +4,42 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 from typing import Annotated, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, IPvAnyNetwork, field_validator, model_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 
-from models.images import MAX_BYTES, MAX_PIXELS, ImageLimits
+from models.images import DECODED_PIXEL_BYTES, MAX_BYTES, MAX_PIXELS
+from service.key_store import KeyStore
 from service.keys import Key, parse_keys
 from tasks.settings import Device, ProgramSettings, shared
 
 MIB = 2**20
+
+
+def _split(value: object) -> object:
+    """Entries of a comma-separated text."""
+    return tuple(filter(None, (part.strip() for part in value.split(",")))) if isinstance(value, str) else value
+
+
+def _host(name: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]+\]", name):
+        raise ValueError("a host name has no scheme, port or wildcard: robot.example")
+    return name.lower()
+
+
+def _origin(origin: str) -> str:
+    if not re.fullmatch(r"https?://([A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?", origin):
+        raise ValueError(
+            "an origin is a scheme and a host, with its port if it is not the default: https://robot.example"
+        )
+    return origin.lower()
+
+
+Hosts = Annotated[tuple[Annotated[str, AfterValidator(_host)], ...], NoDecode, BeforeValidator(_split)]
+Origins = Annotated[tuple[Annotated[str, AfterValidator(_origin)], ...], NoDecode, BeforeValidator(_split)]
+Networks = Annotated[tuple[IPvAnyNetwork, ...], NoDecode, BeforeValidator(_split)]
 
 
 class ServiceSettings(ProgramSettings):
@@ -24,7 +50,16 @@ class ServiceSettings(ProgramSettings):
     host: str = shared("OPENWORLD_HOST", "127.0.0.1", "address to listen on; other than loopback only with keys")
     port: int = shared("OPENWORLD_PORT", 8000, "port to listen on; 0 takes a free one", ge=0, le=65535)
     keys: Annotated[tuple[Key, ...], NoDecode] = shared(
-        "OPENWORLD_KEYS", (), "API keys: name:role+role:secret, comma-separated; roles predict, label, operate"
+        "OPENWORLD_KEYS", (), "API keys: name:role+role:secret, comma-separated; roles predict, label, operate, monitor"
+    )
+    trusted_hosts: Hosts = Field(
+        (), description="names of this server besides loopback, comma-separated; requests for others get 421"
+    )
+    trusted_origins: Origins = Field(
+        (), description="origins of pages that may use it besides its own, comma-separated: https://robot.example"
+    )
+    trusted_proxies: Networks = Field(
+        (), description="addresses or networks of reverse proxies whose X-Forwarded-* headers are read"
     )
     rate_limit: float = Field(0, ge=0, description="images per second and key, 0: no limit")
 
@@ -39,10 +74,21 @@ class ServiceSettings(ProgramSettings):
     batch_size: int = Field(0, ge=0, le=256, description="images computed together, 0: 8 on a CPU, 32 on a GPU")
     images_in_flight: int = Field(256, ge=1, description="images in the server at once; near it new requests get 429")
     body_memory: int = Field(512 * MIB, ge=MIB, description="bytes of request bodies in memory at once; more get 429")
+    max_connections: int = Field(
+        4000, ge=8, description="open connections; a new one replaces the one that waits longest for its client"
+    )
+    header_timeout: float = Field(10, gt=0, description="seconds for a client to send the headers of a request")
+    key_requests: int = Field(256, ge=1, description="requests of one key in progress; more get 429")
+    key_share: float = Field(
+        0.5, gt=0, le=1, description="share of each limit on work in progress that one key may use; more gets 429"
+    )
     max_body_bytes: int = Field(64 * MIB, ge=1024, description="bytes per request")
     max_request_images: int = Field(64, ge=1, description="images per request")
     max_image_bytes: int = Field(MAX_BYTES, ge=1024, description="bytes per image")
     max_image_pixels: int = Field(MAX_PIXELS, ge=1024, description="pixels per image, checked before it is decoded")
+    decode_memory: int = Field(
+        1024 * MIB, ge=MIB, description="bytes of decoded images in memory at once, over all threads; more wait"
+    )
     request_timeout: float = Field(10, gt=0, description="seconds per request, unless X-Request-Timeout says otherwise")
     max_request_timeout: float = Field(60, gt=0, description="largest X-Request-Timeout that is accepted, in seconds")
 
@@ -52,13 +98,21 @@ class ServiceSettings(ProgramSettings):
 
     task_max_classes: int = Field(200, ge=1, description="classes per submitted batch")
     task_max_images: int = Field(20_000, ge=1, description="images per submitted batch")
+    event_streams: int = Field(32, ge=1, description="tasks that a key follows at once as server-sent events")
     task_max_bytes: int = Field(2048 * MIB, ge=MIB, description="bytes per submitted batch")
+    uploads: int = Field(16, ge=1, description="batches received, waiting or checked at once; more get 429")
+    upload_bytes: int = Field(8192 * MIB, ge=MIB, description="bytes of such batches on disk at once; more get 429")
+    upload_seconds: float = Field(3600, gt=0, description="seconds to send a batch, then 408")
+    min_body_rate: float = Field(
+        8192, gt=0, description="bytes per second that a body must arrive at, after OPENWORLD_SERVE_BODY_GRACE, or 408"
+    )
+    body_grace: float = Field(10, gt=0, description="seconds for which a body may arrive more slowly")
 
     inbox: bool = Field(True, description="keep novel images for labelling")
     inbox_count: int = Field(5000, ge=1, le=100_000, description="novel images kept, at most 100000")
     inbox_bytes: int = Field(1024 * MIB, ge=MIB, description="bytes of novel images kept")
     inbox_rate: float = Field(20, gt=0, description="new novel images kept per second")
-    inbox_days: float = Field(30, gt=0, description="days that a novel image is kept")
+    inbox_days: float = Field(30, gt=0, description="days that a novel image is kept, counted while a server runs")
     recent_bytes: int = Field(
         64 * MIB, ge=0, description="bytes of recently answered images kept in memory for correction; 0: none"
     )
@@ -73,10 +127,10 @@ class ServiceSettings(ProgramSettings):
 
     @model_validator(mode="after")
     def _safe(self) -> Self:
-        if not self.keys and not is_loopback(self.host):
+        if not self.keys and not is_loopback(self.host) and not KeyStore(self.data).records():
             raise ValueError(
-                f"host {self.host} can be reached by others and there are no keys: "
-                "set OPENWORLD_KEYS=name:predict+label+operate:secret, or listen on 127.0.0.1"
+                f"host {self.host} can be reached by others and there are no keys: add one with "
+                "`openworld keys create`, set OPENWORLD_KEYS=name:predict+label+operate:secret, or listen on 127.0.0.1"
             )
         if self.max_request_images > self.images_in_flight:
             raise ValueError(
@@ -88,11 +142,17 @@ class ServiceSettings(ProgramSettings):
                 "OPENWORLD_SERVE_MAX_IMAGE_BYTES is larger than OPENWORLD_SERVE_MAX_BODY_BYTES: "
                 "an image of that size could never be sent"
             )
+        if self.max_image_pixels * DECODED_PIXEL_BYTES > self.decode_memory:
+            raise ValueError(
+                "OPENWORLD_SERVE_MAX_IMAGE_PIXELS is too large for OPENWORLD_SERVE_DECODE_MEMORY: "
+                f"decoding takes {DECODED_PIXEL_BYTES} bytes per pixel"
+            )
+        if self.task_max_bytes > self.upload_bytes:
+            raise ValueError(
+                "OPENWORLD_SERVE_TASK_MAX_BYTES is larger than OPENWORLD_SERVE_UPLOAD_BYTES: "
+                "a batch of that size could never be sent"
+            )
         return self
-
-    @property
-    def image_limits(self) -> ImageLimits:
-        return ImageLimits(self.max_image_bytes, self.max_image_pixels)
 
     def shown(self) -> dict[str, object]:
         """Every setting for the log, secrets masked."""

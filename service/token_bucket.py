@@ -23,3 +23,7 @@ class TokenBucket:
             return (tokens - self._tokens) / self._rate
         self._tokens -= tokens
         return 0.0
+
+    def give_back(self, tokens: int) -> None:
+        """Undo a `take`."""
+        self._tokens = min(self._burst, self._tokens + tokens)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
+import time
 from collections.abc import AsyncGenerator
+from dataclasses import dataclass
 from typing import BinaryIO, TypeVar, cast
 
 from pydantic import BaseModel, ValidationError
@@ -12,7 +15,7 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 from starlette.types import Message, Receive
 
-from service.errors import BadRequest, BodyTooLarge, ClientDisconnected
+from service.errors import BadRequest, BodyTooLarge, BodyTooSlow, ClientDisconnected
 from service.http.limits import Permit
 
 M = TypeVar("M", bound=BaseModel)
@@ -23,16 +26,41 @@ def content_type(request: Request) -> str:
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
-def bounded_receive(request: Request, limit: int, advice: str) -> Receive:
-    """The request's `receive`, which raises BodyTooLarge after `limit` bytes. Raises now if Content-Length is more."""
+@dataclass(frozen=True)
+class Pace:
+    """How slowly a body may arrive: `rate` bytes per second after `grace` seconds, and `longest` seconds in total."""
+
+    rate: float
+    grace: float
+    longest: float
+
+    def seconds_left(self, started: float, seen: int) -> float:
+        """Seconds until the next bytes are due, for a body that began at `started` and of which `seen` bytes came."""
+        return started + min(self.grace + seen / self.rate, self.longest) - time.monotonic()
+
+
+def bounded_receive(request: Request, limit: int, advice: str, pace: Pace | None = None) -> Receive:
+    """The request's `receive`: BodyTooLarge after `limit` bytes, or now if Content-Length is more; BodyTooSlow by pace.
+
+    A body without a pace needs a deadline from its caller.
+    """
     announced, seen = request.headers.get("content-length", ""), 0
     if announced.isdecimal() and int(announced) > limit:
         raise _too_large(limit, advice)
     receive = request.receive
+    started, complete = time.monotonic(), False
 
     async def bounded() -> Message:
-        nonlocal seen
-        message = await receive()
+        nonlocal seen, complete
+        if pace is None or complete:  # after the body, `receive` waits for the end of the connection
+            message = await receive()
+        else:
+            try:
+                async with asyncio.timeout(pace.seconds_left(started, seen)):
+                    message = await receive()
+            except TimeoutError as error:
+                raise BodyTooSlow(f"{seen} bytes of the body came in time: send it faster, or in parts") from error
+        complete = not message.get("more_body", False)
         seen += len(message.get("body", b""))
         if seen > limit:
             raise _too_large(limit, advice)
@@ -46,17 +74,16 @@ def _too_large(limit: int, advice: str) -> BodyTooLarge:
 
 
 async def body_chunks(
-    request: Request, limit: int, advice: str, permit: Permit | None = None
+    request: Request, limit: int, advice: str, permit: Permit, pace: Pace | None = None
 ) -> AsyncGenerator[bytes, None]:
     """The body as it arrives, at most `limit` bytes; the permit reserves every chunk before it is kept."""
-    receive = bounded_receive(request, limit, advice)
+    receive = bounded_receive(request, limit, advice, pace)
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise ClientDisconnected("the client disconnected while it sent the body")
         if chunk := message.get("body", b""):
-            if permit is not None:
-                permit.grow(size=len(chunk))
+            permit.grow(size=len(chunk))
             yield chunk
         if not message.get("more_body", False):
             return

@@ -12,13 +12,15 @@ from starlette.datastructures import UploadFile
 from starlette.requests import Request
 
 from models.errors import ImageError
-from service.errors import BadBase64, BadRequest, BodyTooLarge, NoImages
+from service.errors import BadBase64, BadRequest, BodyTooLarge, NoImages, UnsupportedBody
 from service.http.bodies import body_chunks, content_type, parse_json_body, read_form
 from service.http.limits import Permit, RequestLimits
 from service.wire.predictions import Base64Images
 
 ADVICE = "send fewer or smaller images"
 FORM_FIELDS = {"images", "image"}
+# Types of one raw image besides image/*: none, and the type that `curl --data-binary` declares unless told otherwise.
+RAW_TYPES = {"", "application/octet-stream", "application/x-www-form-urlencoded"}
 PARSE_IN_THREAD = 2**18  # bytes of JSON that would block the event loop for too long
 # Base64 contains no comma, and pydantic reports every wrong entry: a body of `1,1,1,...` would take 400 times its size.
 EXTRA_COMMAS = 1000
@@ -41,9 +43,11 @@ async def read_images(request: Request, limits: RequestLimits, permit: Permit) -
             images = await asyncio.to_thread(_parse_base64, body, limits)
         else:
             images = _parse_base64(body, limits)
-    else:
-        # Any other type is one raw image: the decoder looks at the bytes, and curl declares a form by default.
+    elif kind.startswith("image/") or kind in RAW_TYPES:
+        # The decoder looks at the bytes, whatever kind of image is declared.
         images = [await _read_body(request, min(limits.body, limits.image), permit)]
+    else:
+        raise UnsupportedBody(f"content type {kind[:80]!r} is not read here: send an image, a form or JSON")
     if not images:
         raise NoImages("no image was sent: add at least one")
     permit.grow(images=len(images) - 1)  # the permit was entered with one image

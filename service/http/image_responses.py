@@ -9,9 +9,11 @@ from models.images import image_plugin
 
 _SUFFIXES = {"JPEG": "jpg", "PNG": "png", "WEBP": "webp"}
 
-# The URL contains the hash of the bytes, so browsers may cache them without revalidation; proxies may not.
+# The URL contains the hash of the bytes, so they never change, but they may be erased: browsers keep them for a minute,
+# and then ask with their ETag; proxies never keep them.
+CACHE_SECONDS = 60
 _HEADERS = {
-    "Cache-Control": "private, max-age=31536000, immutable",
+    "Cache-Control": f"private, max-age={CACHE_SECONDS}",
     "X-Content-Type-Options": "nosniff",
     "Content-Security-Policy": "default-src 'none'; sandbox",
 }

@@ -1,4 +1,4 @@
-"""Limits of requests: the size and deadline of one, the images and bytes of all, and the rate per key."""
+"""Limits of requests: the size and deadline of one, the images and bytes of all and of one key, the rate per key."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Self, TypeVar
 
 from starlette.requests import Request
 
-from service.errors import ClientDisconnected, DeadlinePassed, Overloaded, RateLimited
+from service.errors import ClientDisconnected, DeadlinePassed, KeyBusy, Overloaded, RateLimited
 from service.token_bucket import TokenBucket
 
 MAX_RETRY_AFTER = 30.0  # seconds: the wait is estimated, so it is capped
@@ -67,56 +67,96 @@ def _deadline_passed() -> DeadlinePassed:
     return DeadlinePassed("no answer before the deadline: send fewer images, or allow more time with X-Request-Timeout")
 
 
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """What may be in progress at once: images (or batches), and bytes of their bodies."""
+
+    images: int
+    bytes: int
+
+    def __add__(self, other: Quota) -> Quota:
+        return Quota(self.images + other.images, self.bytes + other.bytes)
+
+    def __sub__(self, other: Quota) -> Quota:
+        return Quota(self.images - other.images, self.bytes - other.bytes)
+
+    def share(self, share: float, at_least: Quota) -> Quota:
+        """The part that one key may use: a share, but at least its largest request."""
+        return Quota(max(at_least.images, int(share * self.images)), max(at_least.bytes, int(share * self.bytes)))
+
+    def exceeds(self, limit: Quota) -> bool:
+        return self.images > limit.images or self.bytes > limit.bytes
+
+
+NOTHING = Quota(0, 0)
+
+
 class Admission:
-    """Counts the images and bytes of all requests in progress."""
+    """Counts the images and bytes of all requests in progress, and those of each key.
 
-    def __init__(self, max_images: int, max_bytes: int, seconds_per_image: Callable[[], float]) -> None:
-        self._max_images, self._max_bytes = max_images, max_bytes
+    A key has a limit of its own, so that a client that stalls cannot take what the others need.
+    """
+
+    def __init__(
+        self, limit: Quota, per_key: Quota, seconds_per_image: Callable[[], float], ratio: float = ADMISSION_RATIO
+    ) -> None:
+        self._limit, self._per_key = limit, per_key
         self._seconds_per_image = seconds_per_image
-        self.images = self.bytes = 0
+        self._first = max(1, int(ratio * limit.images))
+        self.in_use = NOTHING
+        self._by_key: dict[str, Quota] = {}
 
-    def enter(self) -> Permit:
+    def enter(self, client: str) -> Permit:
         """A permit for one image, taken before the body is read; `grow` it as bytes and images arrive."""
-        if self.images >= max(1, int(ADMISSION_RATIO * self._max_images)):
+        if self.in_use.images >= self._first:
             raise self._overloaded()
-        permit = Permit(self)
+        permit = Permit(self, client)
         permit.grow(images=1)
         return permit
 
-    def reserve(self, images: int, size: int) -> None:
-        if self.images + images > self._max_images or self.bytes + size > self._max_bytes:
+    def reserve(self, client: str, more: Quota) -> None:
+        of_key = self._by_key.get(client, NOTHING) + more
+        if of_key.exceeds(self._per_key):
+            raise KeyBusy(f"key {client!r} has too much in progress: wait for answers, or try again", self._wait())
+        if (self.in_use + more).exceeds(self._limit):
             raise self._overloaded()
-        self.images += images
-        self.bytes += size
+        self.in_use += more
+        self._by_key[client] = of_key
 
-    def release(self, images: int, size: int) -> None:
-        self.images -= images
-        self.bytes -= size
+    def release(self, client: str, held: Quota) -> None:
+        self.in_use -= held
+        left = self._by_key.get(client, NOTHING) - held
+        if left == NOTHING:
+            self._by_key.pop(client, None)
+        else:
+            self._by_key[client] = left
 
     def _overloaded(self) -> Overloaded:
-        wait = min(MAX_RETRY_AFTER, self.images * self._seconds_per_image())
-        return Overloaded("the server is at its limit: send fewer images at once, or try again later", wait)
+        return Overloaded("the server is at its limit: send fewer images at once, or try again later", self._wait())
+
+    def _wait(self) -> float:
+        return min(MAX_RETRY_AFTER, self.in_use.images * self._seconds_per_image())
 
 
 class Permit:
     """The admission of one request. Leaving its `with` block releases all of it."""
 
-    def __init__(self, admission: Admission) -> None:
-        self._admission = admission
-        self._images = self._bytes = 0
+    def __init__(self, admission: Admission, client: str) -> None:
+        self._admission, self._client = admission, client
+        self._held = NOTHING
 
     def grow(self, *, images: int = 0, size: int = 0) -> None:
-        """Reserve more images or bytes; Overloaded if the server has no room for them."""
-        self._admission.reserve(images, size)
-        self._images += images
-        self._bytes += size
+        """Reserve more images or bytes; Overloaded or KeyBusy if there is no room for them."""
+        more = Quota(images, size)
+        self._admission.reserve(self._client, more)
+        self._held += more
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._admission.release(self._images, self._bytes)
-        self._images = self._bytes = 0
+        self._admission.release(self._client, self._held)
+        self._held = NOTHING
 
 
 class RateLimiter:
@@ -127,6 +167,11 @@ class RateLimiter:
         burst = max(rate * BURST_SECONDS, max_images)
         self._buckets = defaultdict[str, TokenBucket](lambda: TokenBucket(rate, burst, clock))
 
-    def take(self, client: str, images: int) -> None:
-        if self._rate and (wait := self._buckets[client].take(images)) > 0:
+    def take(self, client: str, images: int, paid: int = 0) -> None:
+        """Take a token per image, except for `paid` ones that this request has taken; RateLimited gives them back."""
+        if not self._rate:
+            return
+        bucket = self._buckets[client]
+        bucket.give_back(paid)
+        if (wait := bucket.take(images)) > 0:
             raise RateLimited(f"key {client!r} may send {self._rate:g} images per second: slow down", wait)

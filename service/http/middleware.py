@@ -1,4 +1,4 @@
-"""ASGI middleware around every request: `RequestLog` outside, `RequestGuard` inside."""
+"""ASGI middleware around every request: `RequestLog` outside, `RequestGuard` inside, `origins.py` between them."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ import random
 import re
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable
 
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.errors import ClientDisconnected, ServiceError, Unauthorized
+from service.errors import ClientDisconnected, KeyBusy, ServiceError, Unauthorized, UnsupportedBody
 from service.http.auth import UNAUTHORIZED, Keyring
-from service.http.bodies import bounded_receive
+from service.http.bodies import Pace, bounded_receive, content_type
 from service.http.problems import on_openworld_error, problem_of, respond
 from service.inference.metrics import REJECTED, Metrics
 
@@ -67,8 +68,7 @@ class RequestLog:
         try:
             await self._app(scope, receive, send_logged)
         except Exception as error:
-            scope["error"] = error
-            log.exception("unexpected error, answered with 500", extra={"fields": {"request_id": request_id}})
+            scope["error"], scope["unexpected"] = error, True
             if status == 0:
                 await respond(problem_of(error), request)(scope, receive, send_logged)
         finally:
@@ -81,8 +81,7 @@ class RequestLog:
         code = problem_of(error).code if error is not None else None
         if code in REJECTED:
             self._metrics.rejected.labels(code).inc()
-        # Successful reads are frequent (probes, a console that polls), so they are logged at debug level.
-        level = logging.DEBUG if scope["method"] in ("GET", "HEAD") and status < 400 else logging.INFO
+        level = logging.ERROR if "unexpected" in scope else _level(scope["method"], status)
         if log.isEnabledFor(level):
             fields = {
                 "request_id": scope["request_id"],
@@ -94,34 +93,63 @@ class RequestLog:
             }
             if code:
                 fields["code"] = code
-            log.log(level, "request", extra={"fields": fields})
+            if status >= 500 and error is not None:
+                fields["error"] = f"{type(error).__name__}: {error}"
+            log.log(level, "request", exc_info=error if "unexpected" in scope else None, extra={"fields": fields})
+
+
+def _level(method: str, status: int) -> int:
+    if status in (500, 507):
+        return logging.ERROR
+    if status >= 500:  # the server has no answer now, and says when to ask again
+        return logging.WARNING
+    # Successful reads are frequent (probes, a console that polls), so they are logged at debug level.
+    return logging.DEBUG if method in ("GET", "HEAD") and status < 400 else logging.INFO
 
 
 class RequestGuard:
-    """Authenticates every request, and bounds its body.
+    """Authenticates every request, bounds its body, and requires that the body is declared as JSON.
+
+    One key may have a limited number of requests in progress, so that it cannot use all connections.
 
     FastAPI reads a JSON body before it runs the dependencies of a route. A request with a body is therefore refused
     here if it has no valid key.
     """
 
-    def __init__(self, app: ASGIApp, keyring: Keyring) -> None:
-        self._app, self._keyring = app, keyring
+    def __init__(self, app: ASGIApp, keyring: Keyring, pace: Pace, max_requests_per_key: int) -> None:
+        self._app, self._keyring, self._pace = app, keyring, pace
+        self._max_requests = max_requests_per_key
+        self._requests: Counter[str] = Counter()  # in progress, by key
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         request = Request(scope, receive)
-        scope["key"] = self._keyring.authenticate(request.headers)
-        if scope["method"] not in WITH_BODY or scope["path"] in OWN_LIMITS:
-            await self._app(scope, receive, send)
-            return
+        scope["key"] = key = self._keyring.authenticate(request.headers)
         try:
-            if scope["key"] is None:
-                raise Unauthorized(UNAUTHORIZED)
-            receive = bounded_receive(request, MAX_BODY, "send less")
+            if scope["method"] in WITH_BODY and scope["path"].rstrip("/") not in OWN_LIMITS:
+                if key is None:
+                    raise Unauthorized(UNAUTHORIZED)
+                _require_json(request)
+                receive = bounded_receive(request, MAX_BODY, "send less", self._pace)
+            if key is not None and self._requests[key.name] >= self._max_requests:
+                raise KeyBusy(f"key {key.name!r} has {self._max_requests} requests in progress: wait for answers", 1)
         except ServiceError as error:
             response = await on_openworld_error(request, error)
             await response(scope, receive, send)
             return
-        await self._app(scope, receive, send)
+        name = key.name if key is not None else ""
+        self._requests[name] += 1
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._requests[name] -= 1
+
+
+def _require_json(request: Request) -> None:
+    """Refuse a body of another type; a page may send `text/plain` and forms to another site without asking."""
+    headers = request.headers
+    has_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
+    if (has_body or "content-type" in headers) and (kind := content_type(request)) != "application/json":
+        raise UnsupportedBody(f"content type {kind[:80]!r} is not read here: send application/json")

@@ -18,7 +18,7 @@ def _complete(operation: dict[str, Any]) -> None:
     """Document the framework's own errors as problem details."""
     responses = operation["responses"]
     expected = [422] if "422" in responses else []
-    expected += [400, 413] if "requestBody" in operation else []
+    expected += [400, 413, 415] if "requestBody" in operation else []
     for status, response in documented(*expected).items():
         if str(status) not in responses or "Problem" not in str(responses[str(status)]):
             responses[str(status)] = response

@@ -11,6 +11,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from models import errors as core
+from models.files import is_unusable
 from service import errors
 from service.wire.problems import Problem
 from tasks import errors as task_errors
@@ -26,20 +27,27 @@ TABLE: list[tuple[type[core.OpenWorldError], int, str, str]] = [
     (core.BrokenImage, 422, "broken_image", "The image is damaged"),
     (errors.NoImages, 422, "no_images", "The request contains no image"),
     (errors.BodyTooLarge, 413, "body_too_large", "The request is too large"),
-    (errors.UnsupportedBody, 415, "unsupported_body", "A batch cannot be sent with this content type"),
+    (errors.BodyTooSlow, 408, "body_too_slow", "The body arrives too slowly"),
+    (errors.UnsupportedBody, 415, "unsupported_body", "The content type is not supported here"),
     (errors.InvalidName, 422, "invalid_name", "A class cannot have this name"),
     (errors.BadRequest, 400, "bad_request", "The request is malformed"),
     (errors.Unauthorized, 401, "unauthorized", "A valid key is required"),
     (errors.Forbidden, 403, "forbidden", "The key lacks the role"),
+    (errors.ForeignOrigin, 403, "foreign_origin", "A page of another site sent the request"),
+    (errors.UnknownHost, 421, "unknown_host", "The request is for another host"),
     (errors.NotFound, 404, "not_found", "There is no such resource"),
+    (errors.KeyBusy, 429, "key_busy", "The key has too much in progress"),
     (errors.Overloaded, 429, "queue_full", "The server is overloaded"),
     (errors.RateLimited, 429, "rate_limited", "The key exceeds its rate limit"),
+    (errors.TooManyStreams, 429, "too_many_streams", "The key follows too many tasks"),
     (errors.NotReady, 503, "not_ready", "The server is not ready"),
     (errors.NoQueue, 503, "no_queue", "The server has no task queue"),
     (errors.DeadlinePassed, 504, "deadline_passed", "The deadline has passed"),
     (errors.ClientDisconnected, 499, "abandoned", "The client disconnected"),
+    (errors.StorageUnavailable, 507, "storage_unavailable", "The data folder is full or cannot be used"),
     (errors.VersionUnusable, 409, "version_unusable", "The version cannot be loaded"),
     (core.CorruptVersion, 409, "version_unusable", "The version cannot be loaded"),
+    (core.StaleParent, 409, "version_conflict", "Another version became current"),
     (errors.ImageInUse, 409, "image_in_use", "Versions or tasks depend on the image"),
     (task_errors.BatchError, 422, "batch_invalid", "The batch is invalid"),
     (core.UnknownClass, 404, "unknown_class", "There is no such class"),
@@ -54,8 +62,16 @@ TABLE: list[tuple[type[core.OpenWorldError], int, str, str]] = [
 ]
 
 
+STORAGE_UNAVAILABLE = errors.StorageUnavailable(
+    "an operator must free space or restore the right to write: see the server's log for this request id"
+)
+
+
 def problem_of(error: BaseException) -> Problem:
-    status, code, title = next(((s, c, t) for kind, s, c, t in TABLE if isinstance(error, kind)), TABLE[-1][1:])
+    status, code, title = _entry(error)
+    if status == 500 and is_unusable(error):  # whatever part of the server found it
+        error = STORAGE_UNAVAILABLE
+        status, code, title = _entry(error)
     detail = str(error) if status != 500 else "see the server's log for this request id"
     lines: list[str] | None = None
     if isinstance(error, task_errors.BatchError):
@@ -64,6 +80,10 @@ def problem_of(error: BaseException) -> Problem:
         lines = error.dependents
     details = [{"detail": line} for line in lines] if lines is not None else None
     return Problem(title=title, status=status, code=code, detail=detail, errors=details)
+
+
+def _entry(error: BaseException) -> tuple[int, str, str]:
+    return next(((s, c, t) for kind, s, c, t in TABLE if isinstance(error, kind)), TABLE[-1][1:])
 
 
 def respond(problem: Problem, request: Request, error: BaseException | None = None) -> JSONResponse:

@@ -12,12 +12,13 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from typing import Any, TypeVar
 from weakref import WeakSet
 
 import numpy as np
-from cachetools import LRUCache
 
 from models.backoff import Backoff
 from models.errors import CorruptVersion, Damage
@@ -26,18 +27,20 @@ from models.images import ImageLimits
 from models.inference.predictor import Predictor
 from models.inference.runtime import Runtime, RuntimeCache
 from models.versions.backbone_spec import recorded_backbone
+from models.versions.manifest import Manifest
 from models.versions.store import Promoter, VersionStore
 from service.errors import NotFound, NotReady, VersionUnusable
 from service.inference.metrics import Metrics
+from service.inference.pinned_versions import PinnedVersions
 from service.inference.servable import EmptyModel, ServableModel
 from service.wire.health import Swap
 from service.wire.versions import LoadProblem
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 FIRST_RETRY, LONGEST_RETRY = 1.0, 60.0
 KEPT_SWAPS = 64
-MAX_PINNED = 2  # versions that are kept loaded for `?version=`
 
 
 class ActiveVersion:
@@ -59,12 +62,15 @@ class ActiveVersion:
         self.swaps: deque[Swap] = deque(maxlen=KEPT_SWAPS)
         self.failure: LoadProblem | None = None  # why the current version is not the active one
         self._backoff = Backoff(FIRST_RETRY, LONGEST_RETRY)
+        self._retry_at = 0.0  # by the monotonic clock; `failure.next_try` is for people
         self._started = False
         self._runtimes, self._limits, self._metrics = runtimes, limits, metrics
         self._poll_seconds, self._max_batch = poll_seconds, max_batch
         self._warm: WeakSet[Runtime] = WeakSet()  # runtimes that have computed every batch size
-        self._pinned: LRUCache[int, ServableModel] = LRUCache(MAX_PINNED)
+        self._pinned = PinnedVersions(self._load_pinned)
         self._loading = asyncio.Lock()
+        # Swaps must not wait for threads that wait for other files.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="versions")
         self._wake = asyncio.Event()
         self._watcher: asyncio.Task[None] | None = None
 
@@ -80,6 +86,8 @@ class ActiveVersion:
         if self._watcher is not None:
             self._watcher.cancel()
             await asyncio.gather(self._watcher, return_exceptions=True)
+        self._pinned.close()
+        self._thread.shutdown(wait=False, cancel_futures=True)
 
     @property
     def usable(self) -> bool:
@@ -97,17 +105,20 @@ class ActiveVersion:
         if number is None or number == self.model.version:
             return self.model
         if number not in self._pinned:
-            async with self._loading:
-                if number not in self._pinned:
-                    await self._pin(number)
-        return self._pinned[number]
+            await self._require(number)
+        return await self._pinned.get(number)
 
-    async def activate(self, number: int, by: Promoter, reason: str, announce: Callable[[int], None]) -> None:
-        """Make a version current, and active here. VersionUnusable: it is current, but cannot be loaded here."""
+    async def activate(
+        self, number: int, by: Promoter, reason: str, announce: Callable[[int], None], replacing: int | None = None
+    ) -> None:
+        """Make a version current, and active here; `announce` must not wait.
+
+        VersionUnusable: it is current, but cannot be loaded here.
+        """
         await self._require(number)
-        await asyncio.to_thread(self.store.activate, number, by, reason)
+        await asyncio.to_thread(self.store.activate, number, by, reason, replacing)
         failure = await self.refresh(requested=True)
-        await asyncio.to_thread(announce, number)
+        announce(number)
         if failure is not None and failure.version == number:
             raise VersionUnusable(f"version {number} is current, but cannot be loaded here: {failure.reason}")
 
@@ -127,35 +138,34 @@ class ActiveVersion:
     def _pause(self) -> float:
         if self.failure is None:
             return self._poll_seconds
-        left = (self.failure.next_try - datetime.now(UTC)).total_seconds()
-        return min(self._poll_seconds, max(left, 0.05))
+        return min(self._poll_seconds, max(self._retry_at - time.monotonic(), 0.05))
 
     async def refresh(self, requested: bool = False) -> LoadProblem | None:
         """Make the current version active; without back-off if a person requested it. Returns why it is not active."""
         async with self._loading:
             current = None
             try:
-                current = await asyncio.to_thread(self.store.current)
+                current = await self._in_thread(self.store.current)
                 if current is None or current == self.model.version:
                     self.failure = None
                 elif requested or self._may_try(current):
-                    self._swap(*await self._open(current))
+                    self._swap(*await self._in_thread(self._load, current))
             except Exception as error:  # any error: the active version must keep answering
                 self._failed(current, error)
             return self.failure
 
     def _may_try(self, version: int) -> bool:
         failure = self.failure
-        return failure is None or failure.version != version or failure.next_try <= datetime.now(UTC)
+        return failure is None or failure.version != version or self._retry_at <= time.monotonic()
 
     async def _fall_back(self) -> None:
         """Activate the last version before the damaged current one that can be loaded."""
         failure = self.failure
-        for number in dict.fromkeys(line.version for line in reversed(await asyncio.to_thread(self.store.log))):
+        for number in dict.fromkeys(line.version for line in reversed(await self._in_thread(self.store.log))):
             if failure is None or number == failure.version:
                 continue
             try:
-                self._swap(*await self._open(number))
+                self._swap(*await self._in_thread(self._load, number))
             except Exception as error:
                 self._count_failure(error)
                 log.error("version %d cannot be loaded either: %s", number, error)
@@ -163,14 +173,15 @@ class ActiveVersion:
                 self.failure = failure
                 return
 
-    def _swap(self, model: ServableModel, sha256: str) -> None:
+    def _swap(self, model: ServableModel, manifest: Manifest) -> None:
         before, self.model = self.model, model
         self.failure = None
         self.since = datetime.now(UTC)
         self.swaps.append(Swap(time=self.since, previous=before.version, version=model.version))
-        self._pinned.pop(model.version, None)
+        self._pinned.forget(model.version)
         self._metrics.swaps.inc()
-        self._metrics.set_active_version(model.version, sha256, model.reference_points)
+        sha256 = sha256_bytes(manifest.to_json())
+        self._metrics.set_active_version(model.version, sha256, model.reference_points, manifest)
         log.info("version %d is active, it replaces version %d", model.version, before.version)
 
     def _failed(self, version: int | None, error: Exception) -> None:
@@ -179,6 +190,7 @@ class ActiveVersion:
         if before is None:
             self._backoff.reset()
         pause = self._backoff.next()
+        self._retry_at = time.monotonic() + pause
         self.failure = LoadProblem(
             version=version,  # None: CURRENT itself cannot be read
             code=self._count_failure(error),
@@ -199,27 +211,25 @@ class ActiveVersion:
 
     # Loading
 
-    async def _pin(self, number: int) -> None:
-        await self._require(number)
+    async def _in_thread(self, call: Callable[..., T], *arguments: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, call, *arguments)
+
+    def _load_pinned(self, number: int) -> ServableModel:
         try:
-            self._pinned[number], _ = await self._open(number)
+            return self._load(number)[0]
         except Exception as error:
             self._count_failure(error)
-            raise VersionUnusable(f"version {number} cannot be loaded: {error}") from error
+            raise
 
-    async def _open(self, number: int) -> tuple[ServableModel, str]:
+    def _load(self, number: int) -> tuple[ServableModel, Manifest]:
+        """The model of a version, warmed up, and its manifest. Call it in a thread."""
         started = time.monotonic()
-        opened = await asyncio.to_thread(self._load, number)
-        self._metrics.load_seconds.observe(time.monotonic() - started)
-        return opened
-
-    def _load(self, number: int) -> tuple[ServableModel, str]:
-        """The model of a version, warmed up, and the hash of its manifest."""
         recorded = recorded_backbone(self.store.root)
         loaded = self.store.load(number, expect_backbone=recorded.sha256 if recorded else None)
         predictor = Predictor.from_version(loaded, self._runtimes, self._limits)
         self._warm_up(predictor)
-        return predictor, sha256_bytes(loaded.manifest.to_json())
+        self._metrics.load_seconds.observe(time.monotonic() - started)
+        return predictor, loaded.manifest
 
     def _warm_up(self, predictor: Predictor) -> None:
         """Compute every batch size once: the first pass of a size allocates memory, which is slow."""

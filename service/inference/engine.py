@@ -6,6 +6,9 @@ No image waits for a batch to fill: a batch contains the images that queued whil
 request was cancelled or has passed its deadline is skipped. A GPU computes one batch at a time. A CPU computes one
 batch per core: one large batch is no faster there than several small ones in parallel, which do not wait for each other
 after every layer.
+
+A version whose batches fail again and again is probed with a blank image. While the probe fails too, the version is
+`broken`, and a server with it is not ready.
 """
 
 from __future__ import annotations
@@ -14,18 +17,26 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from weakref import ref
 
+import numpy as np
+
+from models.backoff import Backoff
+from models.errors import LargeImage
 from models.inference.evidence import Array
 from models.inference.predictor import Scored
 from service.errors import DeadlinePassed
 from service.inference.metrics import Metrics
 from service.inference.servable import ServableModel
+from service.thread_priority import lower_priority
 
 log = logging.getLogger(__name__)
 
+FAILURES_BEFORE_PROBE = 3  # failed batches of a version in a row
+FIRST_PROBE, LONGEST_PROBE = 1.0, 30.0  # seconds between probes of a version that computes nothing
 SMOOTHING = 0.2  # weight of the newest batch in `seconds_per_image`
 
 
@@ -47,10 +58,17 @@ class Engine:
         self._not_empty = asyncio.Event()
         # Admission bounds what waits for these threads.
         self._decoders = ThreadPoolExecutor(decode_threads, thread_name_prefix="decode")
+        # Threads of their own, so that a small image never waits for one that takes a second to decode.
+        self._large_decoders = ThreadPoolExecutor(
+            decode_threads, thread_name_prefix="decode-large", initializer=lower_priority
+        )
         self._threads = ThreadPoolExecutor(parallel_batches, thread_name_prefix="engine")
         self._free_threads = asyncio.Semaphore(parallel_batches)
         self._running: set[asyncio.Task[None]] = set()
         self._scheduler: asyncio.Task[None] | None = None
+        self._failures: dict[int, int] = {}  # failed batches in a row, by version
+        self._probes: set[asyncio.Task[None]] = set()
+        self.broken: dict[int, str] = {}  # versions that cannot compute even a blank image, and why
         self.seconds_per_image = 0.05  # a guess until the first batch
         metrics.queue_depth.set_function(lambda: len(self._queue))
 
@@ -59,19 +77,25 @@ class Engine:
 
     async def stop(self) -> None:
         """Call it after the last request."""
-        if self._scheduler is not None:
-            self._scheduler.cancel()
-            await asyncio.gather(self._scheduler, return_exceptions=True)
+        background = [*self._probes, *([self._scheduler] if self._scheduler is not None else [])]
+        for task in background:
+            task.cancel()
+        await asyncio.gather(*background, return_exceptions=True)
         await asyncio.gather(*self._running, return_exceptions=True)
         for image in self._queue:
             image.future.cancel()
         self._threads.shutdown(wait=True)
         self._decoders.shutdown(wait=True)
+        self._large_decoders.shutdown(wait=True)
 
     async def decode(self, model: ServableModel, data: bytes) -> Array:
         """The pixels of an encoded image; raises ImageError."""
         started = time.monotonic()
-        pixels = await asyncio.get_running_loop().run_in_executor(self._decoders, model.decode, data)
+        loop = asyncio.get_running_loop()
+        try:
+            pixels = await loop.run_in_executor(self._decoders, model.decode, data, True)
+        except LargeImage:
+            pixels = await loop.run_in_executor(self._large_decoders, model.decode, data)
         self._metrics.stages["decode"].observe(time.monotonic() - started)
         return pixels
 
@@ -131,7 +155,10 @@ class Engine:
             for image in batch:
                 if not image.future.done():
                     image.future.set_exception(error)
+            self._count_failure(batch[0])
             return
+        self._failures.pop(batch[0].model.version, None)
+        self.broken.pop(batch[0].model.version, None)
         seconds = time.monotonic() - started
         self.seconds_per_image += SMOOTHING * (seconds / len(batch) - self.seconds_per_image)
         self._metrics.stages["score"].observe(seconds)
@@ -139,3 +166,34 @@ class Engine:
         for image, result in zip(batch, scored, strict=True):
             if not image.future.done():
                 image.future.set_result(result)
+
+    # Persistent failures
+
+    def _count_failure(self, image: _QueuedImage) -> None:
+        self._metrics.engine_failures.inc()
+        version = image.model.version
+        self._failures[version] = self._failures.get(version, 0) + 1
+        if self._failures[version] == FAILURES_BEFORE_PROBE:
+            task = asyncio.create_task(self._probe(ref(image.model), version, np.zeros_like(image.pixels)))
+            self._probes.add(task)
+            task.add_done_callback(self._probes.discard)
+
+    async def _probe(self, model: Callable[[], ServableModel | None], version: int, blank: Array) -> None:
+        """Compute a blank image until it succeeds. Without requests nothing else would show that it works again."""
+        backoff = Backoff(FIRST_PROBE, LONGEST_PROBE)
+        loop = asyncio.get_running_loop()
+        while version in self._failures and (probed := model()) is not None:
+            try:
+                await loop.run_in_executor(self._threads, probed.score, [blank], False)
+            except Exception as error:
+                if version not in self.broken:
+                    log.error("version %d computes no answers: %s", version, error)
+                self.broken[version] = str(error) or type(error).__name__
+                del probed  # a version that was replaced is freed
+                await asyncio.sleep(backoff.next())
+            else:
+                if version in self.broken:
+                    log.info("version %d computes answers again", version)
+                break
+        self._failures.pop(version, None)
+        self.broken.pop(version, None)

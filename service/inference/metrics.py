@@ -6,8 +6,9 @@ versions that answered last have series.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
@@ -17,6 +18,7 @@ from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
 from models.errors import Damage
+from models.versions.manifest import Manifest
 from service.inbox import DropReason
 from service.inference.drift import ScoreDrift
 
@@ -32,7 +34,10 @@ KEPT_VERSIONS = 8
 
 OUTCOMES = ("known", "novel", "error")
 STAGES = ("read", "decode", "queue", "score")
-REJECTED = ("queue_full", "rate_limited", "not_ready", "deadline_passed", "abandoned")
+REJECTED = ("queue_full", "key_busy", "rate_limited", "body_too_slow", "not_ready", "deadline_passed", "abandoned")
+
+# Too slow to send or read, closed in favour of a new connection, and refused because all had a request in progress.
+CONNECTIONS_CLOSED = ("timeout", "evicted", "refused")
 
 
 class Metrics:
@@ -85,9 +90,27 @@ class Metrics:
         self.batch_size = histogram("batch_size", "Images per computed batch", IMAGES)
         self.queue_depth = gauge("queue_depth", "Images decoded and waiting to be computed")
         self.in_flight = gauge("in_flight_images", "Images in progress: being read, decoded, queued or computed")
+        self.connections = gauge("connections", "Open connections")
+        self.connections_closed = counter(
+            "connections_closed_total", "Connections closed because of a limit, by reason", "reason"
+        )
+        self.engine_failures = counter("engine_failures_total", "Batches that could not be computed")
         self.rejected = counter("rejected_total", "Requests without an answer, by reason", "reason")
-        self.ready = gauge("ready", "1 while a version is loaded and the server is not draining")
+        self.ready = gauge("ready", "1 while a version is loaded and computes, and the server is not draining")
         self.model_info = gauge("model_info", "1 for the active version", "version", "sha256")
+        # Of the active version, 0 to 1. A series is absent if the version has no such figure.
+        self.version_accuracy = gauge("version_accuracy", "Accuracy that fresh images should confirm", "version")
+        self.version_novelty_auc = gauge(
+            "version_novelty_auc", "AUC of known against novel images that fresh images should confirm", "version"
+        )
+        self.version_novel_above = gauge(
+            "version_novel_above", "The threshold as a probability: a larger p_novel is novel", "version"
+        )
+        self.version_target = gauge(
+            "version_target_ratio",
+            "What the threshold was set to: the share of known images to accept, or of simulated novel ones to flag",
+            *("version", "target"),
+        )
         self.swaps = counter("model_swaps_total", "Times that another version became active")
         self.load_failures = counter("model_load_failures_total", "Failed attempts to load a version", "reason")
         self.load_seconds = histogram(
@@ -95,11 +118,16 @@ class Metrics:
         )
         self.novelties = gauge("novelties", "Images in the inbox, by state", "state")
         self.novelties_bytes = gauge("novelties_bytes", "Bytes of the images in the inbox")
+        self.inbox_missing = gauge(
+            "inbox_missing", "1 while this server keeps no novel images: another one has the inbox, or it is damaged"
+        )
         self.novelties_folded = counter(
             "novelties_folded_total", "Novel images that were counted as another copy of a similar novelty"
         )
         self.novelties_dropped = counter("novelties_dropped_total", "Novel images that were not kept", "reason")
 
+        for closed in CONNECTIONS_CLOSED:
+            self.connections_closed.labels(closed)
         for reason in REJECTED:
             self.rejected.labels(reason)
         for damage in get_args(Damage):
@@ -108,6 +136,8 @@ class Metrics:
             self.novelties_dropped.labels(dropped)
         self._versions: deque[str] = deque(maxlen=KEPT_VERSIONS)  # versions with series, the last used one last
         self._clients: set[str] = set()
+        self._anonymous = CollectorRegistry(auto_describe=False)
+        self._anonymous.register(_SumOverClients(registry))
         self._active = 0  # 0: nothing is learned, and scores have no meaning
 
     def count_request(self, route: str, status: int, seconds: float) -> None:
@@ -126,12 +156,31 @@ class Metrics:
             if version and version == self._active:
                 self._drift.observe(calibrated_score)
 
-    def set_active_version(self, version: int, sha256: str, reference_points: int = 0) -> None:
+    def set_active_version(
+        self, version: int, sha256: str, reference_points: int = 0, manifest: Manifest | None = None
+    ) -> None:
+        """`manifest` is None for version 0, which has no figures."""
         self._active = version
         self._drift.reset()
         self.reference_points.set(reference_points)
         self.model_info.clear()
         self.model_info.labels(self._version_label(version), sha256).set(1)
+        for gauge in (self.version_accuracy, self.version_novelty_auc, self.version_novel_above, self.version_target):
+            gauge.clear()
+        if manifest is not None:
+            self._show_figures(str(version), manifest)
+
+    def _show_figures(self, version: str, manifest: Manifest) -> None:
+        """What a version estimates of itself, and its threshold."""
+        metrics, settings = manifest.metrics, manifest.settings
+        self.version_novel_above.labels(version).set(manifest.novel_above)
+        if metrics.get("accuracy") is not None:
+            self.version_accuracy.labels(version).set(metrics["accuracy"])
+        if metrics.get("novelty_auc") is not None:
+            self.version_novelty_auc.labels(version).set(metrics["novelty_auc"])
+        target = "accept" if settings.get("flag") is None else "flag"  # `flag` precedes `accept`
+        if settings.get(target) is not None:
+            self.version_target.labels(version, target).set(settings[target])
 
     def _version_label(self, version: int) -> str:
         label = str(version)
@@ -145,13 +194,38 @@ class Metrics:
         return label
 
     def _drop_series(self, version: str) -> None:
+        # Older releases of prometheus_client raise KeyError for a series that does not exist.
         for client in self._clients:
             for outcome in OUTCOMES:
-                self.predictions.remove(outcome, version, client)
-        self.calibrated_score.remove(version)
+                with suppress(KeyError):
+                    self.predictions.remove(outcome, version, client)
+        with suppress(KeyError):
+            self.calibrated_score.remove(version)
 
-    def text(self) -> bytes:
-        return generate_latest(self.registry)
+    def text(self, *, client_names: bool = True) -> bytes:
+        """All series; without `client_names` they are summed over clients."""
+        return generate_latest(self.registry if client_names else self._anonymous)
+
+
+class _SumOverClients(Collector):
+    """The series of a registry without the label `client`."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+
+    def collect(self) -> Iterator[Metric]:
+        for family in self._registry.collect():
+            if not any("client" in sample.labels for sample in family.samples):
+                yield family
+                continue
+            sums = defaultdict[tuple[str, tuple[tuple[str, str], ...]], float](float)
+            for sample in family.samples:
+                labels = tuple((name, value) for name, value in sample.labels.items() if name != "client")
+                sums[sample.name, labels] += sample.value
+            merged = Metric(family.name, family.documentation, family.type)
+            for (name, series), value in sums.items():
+                merged.add_sample(name, dict(series), value)
+            yield merged
 
 
 class _DriftCollector(Collector):

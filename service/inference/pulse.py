@@ -33,15 +33,21 @@ Series = tuple[str, ...]  # a metric's name and the values of its labels
 
 @dataclass
 class _Interval:
-    number: int  # of 5-second steps since the epoch
+    number: int  # of 5-second steps of the monotonic clock
     increases: Counter[Series]  # of each metric, by outcome or by the upper bound of a histogram bucket
 
 
 class Pulse:
     """Samples and reads on the event loop only, so it needs no lock."""
 
-    def __init__(self, metrics: Metrics, active_version: ActiveVersion, clock: Callable[[], float] = time.time) -> None:
-        self._metrics, self._active_version, self._clock = metrics, active_version, clock
+    def __init__(
+        self,
+        metrics: Metrics,
+        active_version: ActiveVersion,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._metrics, self._active_version, self._clock, self._wall_clock = metrics, active_version, clock, wall_clock
         self._intervals: deque[_Interval] = deque(maxlen=INTERVALS)  # those with traffic
         self._totals = self._read_totals()
         self._sampled_at = clock()
@@ -65,7 +71,7 @@ class Pulse:
         self._sampled_at = self._clock()
         if not increases:
             return
-        if self._intervals and number <= self._intervals[-1].number:  # the same interval, or the clock was set back
+        if self._intervals and number == self._intervals[-1].number:
             self._intervals[-1].increases += increases
         else:
             self._intervals.append(_Interval(number, increases))
@@ -89,18 +95,22 @@ class Pulse:
         self.sample()
         now = self._clock()
         first = int(now // SECONDS) - minutes * 60 // SECONDS + 1
-        begin = utc_time(first * SECONDS)
+        # Whole intervals, so that the times of an interval are the same in every answer until the clock is set.
+        wall = round((self._wall_clock() - now) / SECONDS) * SECONDS
+        begin = utc_time(first * SECONDS + wall)
         intervals = [interval for interval in self._intervals if interval.number >= first]
         total: Counter[Series] = sum((interval.increases for interval in intervals), Counter())
         cumulative = [0, *(total["score", bound] for bound in SCORE_BOUNDS)]
         return PulseAnswer(
-            now=utc_time(now),
+            now=utc_time(self._wall_clock()),
             seconds=SECONDS,
             version=self._active_version.model.version,
             since=self._active_version.since,
             **_figures(total),
             scores=[high - low for low, high in itertools.pairwise(cumulative)],
-            buckets=[PulseBucket(time=utc_time(one.number * SECONDS), **_figures(one.increases)) for one in intervals],
+            buckets=[
+                PulseBucket(time=utc_time(one.number * SECONDS + wall), **_figures(one.increases)) for one in intervals
+            ],
             swaps=[swap for swap in self._active_version.swaps if swap.time >= begin],
         )
 

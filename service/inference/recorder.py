@@ -5,6 +5,10 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Collection
+
+from models.files import sha256_bytes
 from models.inference.predictor import Scored
 from service.inbox import Inbox, InboxWriter, Sighting
 from service.inference.metrics import Metrics
@@ -14,15 +18,18 @@ from service.inference.recent_predictions import RecentPredictions
 class Recorder:
     """Records answers without blocking: a thread writes the inbox."""
 
-    def __init__(self, metrics: Metrics, recent: RecentPredictions, inbox: Inbox | None) -> None:
-        self._metrics, self._recent = metrics, recent
+    def __init__(self, metrics: Metrics, recent: RecentPredictions, *, keep_novelties: bool = True) -> None:
+        self._metrics, self._recent, self._keep_novelties = metrics, recent, keep_novelties
         self._inbox_writer: InboxWriter | None = None
-        if inbox is not None:
-            self._inbox_writer = InboxWriter(
-                inbox,
-                on_added=lambda result: metrics.novelties_folded.inc(result.outcome == "folded"),
-                on_drop=lambda reason: metrics.novelties_dropped.labels(reason).inc(),
-            )
+        self._erased: dict[str, float] = {}  # image -> until when, by the monotonic clock, it is not kept
+
+    def use_inbox(self, inbox: Inbox) -> None:
+        """Offer the novel images from now on to this inbox."""
+        self._inbox_writer = InboxWriter(
+            inbox,
+            on_added=lambda result: self._metrics.novelties_folded.inc(result.outcome == "folded"),
+            on_drop=lambda reason: self._metrics.novelties_dropped.labels(reason).inc(),
+        )
 
     def record(self, image: bytes, scored: Scored, prediction_id: str, version: int, client: str) -> None:
         answer = scored.answer
@@ -40,9 +47,30 @@ class Recorder:
             client=client,
             label=answer.label,
         )
+        if self._erased and self._is_erased(image):
+            if answer.novel and self._keep_novelties:
+                self._metrics.novelties_dropped.labels("erased").inc()
+            return
         self._recent.put(sighting)
         if answer.novel and self._inbox_writer is not None:
             self._inbox_writer.offer(sighting)
+        elif answer.novel and self._keep_novelties:
+            self._metrics.novelties_dropped.labels("no_inbox").inc()
+
+    def erase(self, sha256s: Collection[str], seconds: float) -> None:
+        """Do not keep these images for so many seconds: requests that have begun may still record them."""
+        until = time.monotonic() + seconds
+        self._erased |= dict.fromkeys(sha256s, until)
+
+    def discard(self, sha256s: Collection[str]) -> None:
+        """Drop what is queued for the inbox of these images. Call it in a thread."""
+        if self._inbox_writer is not None:
+            self._inbox_writer.discard(sha256s)
+
+    def _is_erased(self, image: bytes) -> bool:
+        now = time.monotonic()
+        self._erased = {sha256: until for sha256, until in self._erased.items() if until > now}
+        return sha256_bytes(image) in self._erased
 
     def record_unreadable(self, version: int, client: str) -> None:
         """Record an image that could not be decoded."""

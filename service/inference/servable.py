@@ -7,7 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
-from models.images import ImageLimits, read_image
+from models.images import ImageLimits, open_image
 from models.inference.answer import NOTHING_KNOWN
 from models.inference.evidence import Array
 from models.inference.predictor import Scored
@@ -23,8 +23,8 @@ class ServableModel(Protocol):
     def reference_points(self) -> int:
         """The number of held-out scores behind the calibrated score."""
 
-    def decode(self, data: bytes) -> Array:
-        """The input of `score` for an encoded image; raises ImageError."""
+    def decode(self, data: bytes, small_only: bool = False) -> Array:
+        """The input of `score` for an encoded image; raises ImageError, LargeImage only with `small_only`."""
 
     def score(self, pixels: Sequence[Array], all_threads: bool = True) -> list[Scored]:
         """One answer per image, in order; pass `all_threads=False` while other batches are computed."""
@@ -39,9 +39,9 @@ class EmptyModel:
     def __init__(self, limits: ImageLimits) -> None:
         self._limits = limits
 
-    def decode(self, data: bytes) -> Array:
-        read_image(data, self._limits, hint=1)
-        return np.zeros((0,), np.float32)
+    def decode(self, data: bytes, small_only: bool = False) -> Array:
+        with open_image(data, self._limits, hint=1, small_only=small_only):
+            return np.zeros((0,), np.float32)
 
     def score(self, pixels: Sequence[Array], all_threads: bool = True) -> list[Scored]:
         return [Scored(NOTHING_KNOWN, None) for _ in pixels]

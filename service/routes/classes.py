@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from typing import Annotated
 
-from fastapi import APIRouter, Path
+from fastapi import APIRouter, Path, Request
 
 from models.errors import ClassConflict, StaleParent
 from models.versions.edits import Edit, label_of, publish_edit
 from models.versions.manifest import Manifest
 from service.container import Container, ContainerDep
 from service.errors import InvalidName
+from service.http.audit import audit_detail
 from service.http.auth import AnyKey, LabelKey
 from service.http.problems import documented
 from service.wire.classes import ClassEdit, ClassEntry, Classes
@@ -28,16 +29,21 @@ async def classes(container: ContainerDep, key: AnyKey) -> Classes:
 @router.patch(
     "/classes/{name}",
     summary="Rename a class, merge it into another, retire it, or restore it",
-    responses=documented(401, 403, 404, 409, 422),
+    responses=documented(401, 403, 404, 409, 422, 507),
 )
 async def edit(
-    container: ContainerDep, key: LabelKey, name: Annotated[str, Path(max_length=200)], change: ClassEdit
+    request: Request,
+    container: ContainerDep,
+    key: LabelKey,
+    name: Annotated[str, Path(max_length=200)],
+    change: ClassEdit,
 ) -> Classes:
     """Publishes a new version without training. It can be rolled back like any other."""
+    audit_detail(request, **change.model_dump(exclude_none=True))
     edit = _edit(name, change)
     manifest = await asyncio.to_thread(_publish, container, edit, key.name)
     await container.active_version.refresh()
-    await asyncio.to_thread(container.announce, manifest.version)
+    container.announce(manifest.version)
     return _classes(manifest)
 
 

@@ -48,11 +48,11 @@ async def explain_image(
     """Counts as one image towards the key's rate. It is not a prediction: it is not counted as one and not kept."""
     limits = replace(container.request_limits, images=1)
     deadline = limits.deadline(timeout)
-    with container.admission.enter() as permit:
+    container.rate_limiter.take(key.name, 1)
+    with container.admission.enter(key.name) as permit:
         (image,) = await finish_by(deadline, read_images(request, limits, permit))
         if isinstance(image, ImageError):
             raise image
-        container.rate_limiter.take(key.name, 1)
         model = await finish_by(deadline, container.active_version.get(version))
         return await explain_in_turn(container, model, image, deadline)
 
@@ -63,7 +63,7 @@ async def explain_in_turn(container: Container, model: ServableModel, image: byt
     await finish_by(deadline, container.explain_turn.acquire())
     # From here on without a deadline: a thread cannot be stopped, and the next one must wait for it.
     try:
-        return await asyncio.to_thread(explain, model, pixels)
+        return await asyncio.get_running_loop().run_in_executor(container.explain_thread, explain, model, pixels)
     finally:
         container.explain_turn.release()
 

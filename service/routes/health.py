@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 
-from service.container import Container, ContainerDep
+from service.container import ContainerDep
 from service.errors import NotReady
 from service.http.problems import documented
+from service.keys import Key
 from service.wire.health import Health
 
 router = APIRouter(tags=["operators"])
@@ -20,27 +21,25 @@ async def livez() -> Health:
     return Health(status="alive")
 
 
-@router.get("/readyz", summary="A version is loaded, and the server is not draining", responses=documented(503))
+@router.get(
+    "/readyz", summary="A version is loaded and computes, and the server is not draining", responses=documented(503)
+)
 @router.get("/v2/health/ready", include_in_schema=False)
 async def readyz(container: ContainerDep) -> Health:
-    if not container.ready:
-        failure = container.active_version.failure
-        why = "shutting down" if container.draining else f"no version: {failure.reason}" if failure else "loading"
+    if (why := container.not_ready) is not None:
         raise NotReady(why, 1)
     return Health(status="ready", version=container.active_version.model.version)
 
 
 @router.get("/metrics", summary="Metrics in Prometheus' text format", response_class=Response)
-async def metrics(container: ContainerDep) -> Response:
-    return Response(
-        await asyncio.to_thread(_metrics_text, container), media_type="text/plain; version=0.0.4; charset=utf-8"
-    )
+async def metrics(request: Request, container: ContainerDep) -> Response:
+    """Waits neither for Redis nor for a disk.
 
-
-def _metrics_text(container: Container) -> bytes:
-    """Call it in a thread: the inbox may wait for its disk."""
-    if container.inbox is not None:
-        for state, count in container.inbox.counts().items():
-            container.metrics.novelties.labels(state).set(count)
-        container.metrics.novelties_bytes.set(container.inbox.bytes_used)
-    return container.metrics.text()
+    Without the names of keys, unless the key of the request has the role `monitor` or `operate`.
+    """
+    key: Key | None = request.scope["key"]
+    names = key is not None and bool(key.roles & {"monitor", "operate"})
+    await container.count_novelties()
+    loop = asyncio.get_running_loop()
+    text = await loop.run_in_executor(container.metrics_thread, lambda: container.metrics.text(client_names=names))
+    return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")

@@ -10,15 +10,18 @@ import logging
 from collections.abc import Iterable
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Query
+from fastapi import APIRouter, Path, Query, Request, Response
 
-from service.container import Container, ContainerDep
+from service.container import Container, ContainerDep, Erased
 from service.errors import BadRequest, ImageInUse, NoQueue, NotFound
-from service.http.auth import OperateKey
+from service.http.audit import audit_detail
+from service.http.auth import LabelKey, OperateKey
+from service.http.image_responses import CACHE_SECONDS
 from service.http.problems import documented
+from service.routes.thumbnails import DEFAULT_SIZE, RESPONSES, SizeQuery, thumbnail_response
 from service.wire.images import ExpiredImages, ImageUses, RemovedImages
 from service.wire.times import utc_time
-from tasks.images import ImageReferences, Retention, StoredImage
+from tasks.images import ImageReferences, ImageStore, Retention, StoredImage, record_erasure
 
 log = logging.getLogger(__name__)
 router = APIRouter(tags=["operators"])
@@ -34,7 +37,7 @@ DaysQuery = Annotated[float, Query(ge=1, le=36500, allow_inf_nan=False, descript
     responses=documented(401, 403, 409, 422, 503),
 )
 async def expired(container: ContainerDep, key: OperateKey, older_than_days: DaysQuery) -> ExpiredImages:
-    found = await asyncio.to_thread(_retention(container).expired, older_than_days)
+    found = await container.ask_queue(_retention(container).expired, older_than_days)
     return ExpiredImages(
         older_than_days=older_than_days,
         images=len(found.removable),
@@ -50,6 +53,7 @@ async def expired(container: ContainerDep, key: OperateKey, older_than_days: Day
     responses=documented(400, 401, 403, 409, 422, 503),
 )
 async def delete_expired(
+    request: Request,
     container: ContainerDep,
     key: OperateKey,
     older_than_days: DaysQuery,
@@ -58,13 +62,14 @@ async def delete_expired(
     """Older versions keep answering without them; later tasks train on the remaining images."""
     if not confirm:
         raise BadRequest("this cannot be undone: look at GET /images/expired first, then add confirm=true")
-    removed = await asyncio.to_thread(_retention(container).remove_expired, older_than_days)
-    novelties = await container.erase_images([image.sha256 for image in removed])
+    removed = await container.ask_queue(_retention(container).remove_expired, older_than_days, key.name)
+    erased = await container.erase_images([image.sha256 for image in removed])
+    audit_detail(request, older_than_days=older_than_days, images=len(removed), novelties=erased.novelties)
     log.info(
         "'%s' removed %d images older than %g days and %d novelties",
-        *(key.name, len(removed), older_than_days, novelties),
+        *(key.name, len(removed), older_than_days, erased.novelties),
     )
-    return _removed(removed, novelties)
+    return _removed(removed, erased, [LISTED, *LATER])
 
 
 @router.get(
@@ -73,7 +78,7 @@ async def delete_expired(
     responses=documented(401, 403, 404, 422, 503),
 )
 async def image(container: ContainerDep, key: OperateKey, sha256: ShaPath) -> ImageUses:
-    references, novel = await asyncio.to_thread(_references, container, sha256)
+    references, novel = await container.ask_queue(_references, container, sha256)
     if not (references.stored or novel or references.dependents):
         raise _unknown(sha256)
     return ImageUses(
@@ -89,31 +94,73 @@ async def image(container: ContainerDep, key: OperateKey, sha256: ShaPath) -> Im
     )
 
 
+@router.get(
+    "/images/{sha256}/thumbnail",
+    summary="A small JPEG of an image that a task submitted, upright",
+    response_class=Response,
+    responses=RESPONSES,
+)
+async def thumbnail(
+    request: Request, container: ContainerDep, key: LabelKey, sha256: ShaPath, size: SizeQuery = DEFAULT_SIZE
+) -> Response:
+    images = ImageStore(container.settings.data)
+    # Even when the client or this server has it cached: an erased image must not be shown.
+    if await asyncio.to_thread(images.find, sha256) is None:
+        raise _unknown(sha256)
+    return await thumbnail_response(request, container, sha256, size, images.read)
+
+
 @router.delete(
     "/images/{sha256}",
-    summary="Remove an image, also from the inbox",
+    summary="Erase an image: every copy on this machine",
     responses=documented(401, 403, 404, 409, 422, 503),
 )
 async def delete(
+    request: Request,
     container: ContainerDep,
     key: OperateKey,
     sha256: ShaPath,
     force: Annotated[bool, Query(description="even if versions or unfinished tasks use it")] = False,
 ) -> RemovedImages:
-    """A version without the image keeps answering; an unfinished task without it fails."""
-    references, novel = await asyncio.to_thread(_references, container, sha256)
-    if not (references.stored or novel):
-        raise _unknown(sha256)
-    if references.dependents and not force:
+    """Removes every copy on this machine, in all servers of the data folder. `remains` names what cannot be removed.
+
+    A version without the image keeps answering; an unfinished task without it fails.
+    """
+    references, novel = await container.ask_queue(_references, container, sha256)
+    if references.stored and references.dependents and not force:
         raise ImageInUse("this image is in use: add force=true to remove it", references.dependents)
-    removed = await asyncio.to_thread(_retention(container).remove, sha256)
-    novelties = await container.erase_images([sha256])
+    if references.stored is None and container.settings.data.exists():
+        # The inbox or the memory of another server may have it: that server follows the log.
+        await asyncio.to_thread(record_erasure, container.settings.data, [sha256], key.name)
+    removed = await container.ask_queue(_retention(container).remove, sha256, key.name)
+    erased = (await container.erase_images([sha256]))._replace(novelties=int(novel))
+    if not (removed or novel or erased.recent):
+        raise _unknown(sha256)
+    audit_detail(request, force=force, images=len(removed), novelties=erased.novelties)
     log.info("'%s' removed image %s with %d dependents", key.name, sha256, len(references.dependents))
-    return _removed(removed, novelties)
+    return _removed(removed, erased, [*_remains(references), *LATER])
 
 
-def _removed(removed: list[StoredImage], novelties: int) -> RemovedImages:
-    return RemovedImages(images=len(removed), bytes=_total_bytes(removed), novelties=novelties)
+LISTED = "versions that were trained with it: weights and statistics keep its influence, lists of samples its hash"
+LATER = (
+    "memory of other servers of this data folder: for a few seconds",
+    "a training that has begun: until it ends",
+    f"browsers that showed it: for up to {CACHE_SECONDS} seconds",
+    "backups that were made before: restore them with --erasures",
+)
+
+
+def _remains(references: ImageReferences) -> list[str]:
+    """What cannot be erased of one image."""
+    versions = references.learned_by
+    if not versions:
+        return []
+    named = f"version {versions[0]}" if len(versions) == 1 else f"versions {', '.join(map(str, versions))}"
+    return [f"{named}, trained with it: weights and statistics keep its influence, the list of samples its hash"]
+
+
+def _removed(removed: list[StoredImage], erased: Erased, remains: list[str]) -> RemovedImages:
+    return RemovedImages(images=len(removed), bytes=_total_bytes(removed), **erased._asdict(), remains=remains)
 
 
 def _total_bytes(images: Iterable[StoredImage]) -> int:
@@ -121,7 +168,8 @@ def _total_bytes(images: Iterable[StoredImage]) -> int:
 
 
 def _references(container: Container, sha256: str) -> tuple[ImageReferences, bool]:
-    novel = container.inbox is not None and container.inbox.get(sha256) is not None
+    # The files tell it also of the inbox of another server.
+    novel = ImageStore(container.settings.data / "inbox").find(sha256) is not None
     return _retention(container).references(sha256), novel
 
 
@@ -134,4 +182,4 @@ def _retention(container: Container) -> Retention:
 
 
 def _unknown(sha256: str) -> NotFound:
-    return NotFound(f"image {sha256} is not stored: it was removed, or no task submitted it")
+    return NotFound(f"image {sha256} is not stored: it was removed, or never submitted")

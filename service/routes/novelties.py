@@ -12,12 +12,13 @@ from pydantic import AwareDatetime
 
 from service.container import ContainerDep
 from service.errors import NotFound
+from service.http.audit import audit_detail
 from service.http.auth import LabelKey
 from service.http.image_responses import image_response, not_modified
 from service.http.openapi import IMAGE_CONTENT
 from service.http.problems import documented
 from service.inbox import Group, Inbox, Novelty, NoveltyFilter
-from service.inbox.thumbnails import MAX_SIZE, MIN_SIZE
+from service.routes.thumbnails import DEFAULT_SIZE, RESPONSES, SizeQuery, thumbnail_response
 from service.wire.novelties import (
     ChangedNovelties,
     GroupOrder,
@@ -33,15 +34,18 @@ from service.wire.novelties import (
 )
 from service.wire.predictions import Nearest
 from service.wire.times import utc_time
+from tasks.images import record_erasure
 
 router = APIRouter(tags=["labellers"])
+
+AUDITED_IDS = 20
 
 
 async def get_inbox(container: ContainerDep) -> Inbox:
     if container.inbox is None:
         raise NotFound(
             "this server has no inbox: OPENWORLD_SERVE_INBOX turns it off, or another server of this data folder has "
-            "it open"
+            "it open; then this server takes it over when the other one ends"
         )
     return container.inbox
 
@@ -89,25 +93,30 @@ async def groups(
 
 
 @router.post(
-    "/novelties/dismiss", summary="Dismiss novelties: new to dismissed", responses=documented(400, 401, 403, 404, 422)
+    "/novelties/dismiss",
+    summary="Dismiss novelties: new to dismissed",
+    responses=documented(400, 401, 403, 404, 422, 507),
 )
-async def dismiss(key: LabelKey, inbox: InboxDep, body: NoveltyIds) -> ChangedNovelties:
+async def dismiss(request: Request, key: LabelKey, inbox: InboxDep, body: NoveltyIds) -> ChangedNovelties:
     """Similar images fold into them and do not appear again. 404 when none of the novelties exists."""
-    return await _set_state(inbox, body.ids, "new", "dismissed")
+    return await _set_state(request, inbox, body.ids, "new", "dismissed")
 
 
 @router.post(
     "/novelties/restore",
     summary="Restore novelties: dismissed to new",
-    responses=documented(400, 401, 403, 404, 422),
+    responses=documented(400, 401, 403, 404, 422, 507),
 )
-async def restore(key: LabelKey, inbox: InboxDep, body: NoveltyIds) -> ChangedNovelties:
+async def restore(request: Request, key: LabelKey, inbox: InboxDep, body: NoveltyIds) -> ChangedNovelties:
     """404 when none of the novelties exists."""
-    return await _set_state(inbox, body.ids, "dismissed", "new")
+    return await _set_state(request, inbox, body.ids, "dismissed", "new")
 
 
-async def _set_state(inbox: Inbox, ids: Sequence[str], was: NoveltyState, state: NoveltyState) -> ChangedNovelties:
+async def _set_state(
+    request: Request, inbox: Inbox, ids: Sequence[str], was: NoveltyState, state: NoveltyState
+) -> ChangedNovelties:
     change = await asyncio.to_thread(inbox.set_state, ids, state, was)
+    _audit_ids(request, change.changed)
     if len(change.missing) == len(set(ids)):
         raise NotFound("none of these novelties is in the inbox: they were deleted or have aged out")
     return ChangedNovelties(changed=list(change.changed), missing=list(change.missing))
@@ -116,9 +125,11 @@ async def _set_state(inbox: Inbox, ids: Sequence[str], was: NoveltyState, state:
 @router.post(
     "/novelties",
     summary="Report recent predictions as wrong or novel: put their images into the inbox",
-    responses=documented(400, 401, 403, 404, 422),
+    responses=documented(400, 401, 403, 404, 422, 507),
 )
-async def report(container: ContainerDep, key: LabelKey, inbox: InboxDep, body: ReportedPredictions) -> ReportResults:
+async def report(
+    request: Request, container: ContainerDep, key: LabelKey, inbox: InboxDep, body: ReportedPredictions
+) -> ReportResults:
     """The image becomes a new novelty, whatever the answer was. 404 when this server has none of the predictions."""
     ids = list(dict.fromkeys(body.prediction_ids))
     found = [replace(one, note=body.note) for id in ids if (one := container.recent.get(id)) is not None]
@@ -127,6 +138,7 @@ async def report(container: ContainerDep, key: LabelKey, inbox: InboxDep, body: 
             "this server has none of these predictions: only the server that answered has them, and only the last "
             "ones (OPENWORLD_SERVE_RECENT_BYTES)"
         )
+    _audit_ids(request, [one.prediction_id for one in found])
     results = await asyncio.to_thread(lambda: [inbox.add(one, requested=True) for one in found])
     kept = [
         ReportResult(
@@ -154,8 +166,10 @@ async def novelty(key: LabelKey, inbox: InboxDep, id: IdPath) -> NoveltyAnswer:
 )
 async def delete(container: ContainerDep, key: LabelKey, inbox: InboxDep, id: IdPath) -> None:
     """Also from the recent predictions. A copy that a task submitted stays: see DELETE /images/{sha256}."""
-    if not await container.erase_images([id]):
+    if await asyncio.to_thread(inbox.get, id) is None:
         raise _unknown(id)
+    await asyncio.to_thread(record_erasure, container.settings.data, [id], key.name)
+    await container.erase_images([id])
 
 
 @router.get(
@@ -174,11 +188,7 @@ async def image(request: Request, key: LabelKey, inbox: InboxDep, id: IdPath) ->
     "/novelties/{id}/thumbnail",
     summary="A small JPEG of the image, upright",
     response_class=Response,
-    responses={
-        200: {"content": {"image/jpeg": {}}},
-        304: {"description": "unchanged"},
-        **documented(401, 403, 404, 413, 422),
-    },
+    responses=RESPONSES,
 )
 async def thumbnail(
     request: Request,
@@ -186,16 +196,17 @@ async def thumbnail(
     key: LabelKey,
     inbox: InboxDep,
     id: IdPath,
-    size: Annotated[int, Query(ge=MIN_SIZE, le=MAX_SIZE, description="maximum of the longer side, in pixels")] = 256,
+    size: SizeQuery = DEFAULT_SIZE,
 ) -> Response:
     # Even when the client or this server has it cached: a deleted image must not be shown.
     if await asyncio.to_thread(inbox.get, id) is None:
         raise _unknown(id)
-    etag = f'"{id}-{size}"'
-    if (cached := not_modified(request, etag)) is not None:
-        return cached
-    data = await container.thumbnails.get(id, size, inbox.read_image)
-    return image_response(data, f"{id[:12]}-{size}", etag)
+    return await thumbnail_response(request, container, id, size, inbox.read_image)
+
+
+def _audit_ids(request: Request, ids: Sequence[str]) -> None:
+    """At most `AUDITED_IDS` of them: a request may have thousands."""
+    audit_detail(request, count=len(ids), ids=list(ids[:AUDITED_IDS]))
 
 
 def _unknown(id: str) -> NotFound:

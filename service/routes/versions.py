@@ -6,19 +6,22 @@ import asyncio
 from typing import Annotated, Any
 
 import numpy as np
-from fastapi import APIRouter, Path, Query
+from fastapi import APIRouter, Path, Query, Request
 from safetensors import SafetensorError, safe_open
 
 from models.errors import CorruptVersion
 from models.inference.novelty import SUMMARIES
-from models.versions.lineage import lineage
+from models.versions.history import history
 from models.versions.store import TENSORS, VersionStore
 from service.container import ContainerDep
 from service.errors import NotFound
+from service.http.audit import audit_detail
 from service.http.auth import AnyKey, OperateKey
 from service.http.problems import documented
 from service.inference.active_version import ActiveVersion
+from service.wire.advice import Advice
 from service.wire.versions import LoadProblem, PromotionEntry, TaskReport, VersionDetail, Versions, VersionSummary
+from tasks.images import ImageStore
 
 router = APIRouter(tags=["operators"])
 
@@ -33,15 +36,20 @@ async def versions(container: ContainerDep, key: AnyKey) -> Versions:
 @router.post(
     "/versions/{version}/activate",
     summary="Roll back or forward: make this version current and active",
-    responses=documented(401, 403, 404, 409, 422),
+    responses=documented(401, 403, 404, 409, 422, 507),
 )
 async def activate(
+    request: Request,
     container: ContainerDep,
     key: OperateKey,
     version: VersionPath,
     reason: Annotated[str, Query(max_length=500, description="for the history")] = "requested over HTTP",
+    replacing: Annotated[
+        int | None, Query(ge=1, le=10**12, description="409 if another version than this one is current")
+    ] = None,
 ) -> Versions:
-    await container.active_version.activate(version, "operator", f"{key.name}: {reason}", container.announce)
+    audit_detail(request, reason=reason)
+    await container.active_version.activate(version, "operator", f"{key.name}: {reason}", container.announce, replacing)
     return await asyncio.to_thread(_versions, container.active_version)
 
 
@@ -52,7 +60,7 @@ def _versions(active: ActiveVersion) -> Versions:
         since=active.since,
         current=serving or None if failure is None else failure.version,
         problem=failure,
-        versions=[_summary(entry, serving, failure) for entry in lineage(store, serving)],
+        versions=[_summary(entry, serving, failure) for entry in history(store, serving)],
         history=[PromotionEntry(**line.model_dump()) for line in store.log()],
     )
 
@@ -98,13 +106,21 @@ def version_detail(store: VersionStore, number: int) -> VersionDetail:
         reference=novelty["known"],
         simulated=novelty["simulated"],
         reports=[TaskReport(**row) for row in metrics.get("tasks", [])],
-        advice=metrics.get("advice"),
+        advice=_advice(metrics.get("advice"), ImageStore(store.root)),
         edit=metrics.get("edit"),
         learned=metrics.get("images_per_class", {}),
         capacity=metrics.get("capacity", {}),
         seconds=metrics.get("seconds"),
         backbone=manifest.backbone.get("name"),
     )
+
+
+def _advice(advice: dict[str, Any] | None, images: ImageStore) -> Advice | None:
+    """Advice without images that were erased since: their labels do not matter any more."""
+    if advice is None:
+        return None
+    given = Advice.model_validate(advice)
+    return given.model_copy(update={"wrong_labels": [one for one in given.wrong_labels if one.image in images]})
 
 
 def _novelty(store: VersionStore, number: int) -> dict[str, list[float]]:

@@ -58,8 +58,22 @@ class ExpiredImages(BaseModel):
 class RemovedImages(BaseModel):
     """What was removed."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"images": 1, "bytes": 48213, "novelties": 0}]})
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "images": 1,
+                    "bytes": 48213,
+                    "novelties": 0,
+                    "recent": 1,
+                    "remains": ["versions 3 to 5 were trained with it: weights and statistics keep its influence"],
+                }
+            ]
+        }
+    )
 
     images: int = Field(description="removed from the image store")
     bytes: int
     novelties: int = Field(description="removed from the inbox")
+    recent: int = Field(default=0, description="recent predictions on it that this server had in memory")
+    remains: list[str] = Field(default=[], description="what is not erased, or only later: one sentence each")

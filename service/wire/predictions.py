@@ -42,19 +42,23 @@ Certainty = Annotated[
 RUNNER_UP_SHARE = 0.05  # the least share of a second class that is worth naming
 
 
-def in_words(certainty: str, label: str | None, nearest: Sequence[tuple[str, float]]) -> str:
+def in_words(certainty: str, label: str | None, nearest: Sequence[tuple[str, float]], p_novel: float) -> str:
     """An answer as people read it.
 
     sure: apple (93 %)
     unsure: looks like pear (54 %), apple (31 %)
+    unsure: looks like pear (14 %), or never seen; this is the likelier one, but not enough to call the image novel
     never seen; nearest: pear (12 %)
     """
     shares = dict(nearest)
     if label is None:
         return "; nearest: ".join(["never seen", *(_with_share(*one) for one in nearest[:1])])
-    best = _with_share(label, shares.pop(label, 0.0))
+    share = shares.pop(label, 0.0)
+    best = _with_share(label, share)
     if certainty == "sure":
         return f"sure: {best}"
+    if p_novel > share:
+        return f"unsure: looks like {best}, or never seen"
     others = [_with_share(*one) for one in shares.items() if one[1] >= RUNNER_UP_SHARE]
     return ", ".join([f"unsure: looks like {best}", *others[:1]])
 
@@ -92,7 +96,7 @@ class Prediction(BaseModel):
 
     def in_words(self) -> str:
         """For people, for example "sure: apple (93 %)"; see `in_words` of this module."""
-        return in_words(self.certainty, self.label, [(one.label, one.share) for one in self.nearest])
+        return in_words(self.certainty, self.label, [(one.label, one.share) for one in self.nearest], self.p_novel)
 
 
 class ImageProblem(BaseModel):

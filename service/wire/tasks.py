@@ -45,7 +45,7 @@ class TaskAnswer(BaseModel):
     version: int | None = Field(None, description="the version that it became")
     reason: str | None = Field(None, description="why it was rejected, failed, or is tried again")
     result: dict[str, Any] | None = Field(
-        None, description="accuracy and AUC of each task, and the advice, as in GET /versions/{version}"
+        None, description="accuracy and AUC of each task, the estimates for fresh images, and the advice"
     )
     warnings: list[str] = Field([], description="classes with one image; only in the answer to a submitted batch")
     fresh: bool = Field(True, description="false: the same batch was submitted before, and this is its task")
@@ -60,7 +60,7 @@ class TaskPage(BaseModel):
 
 
 class Labels(BaseModel):
-    """A batch of images that the server already has: per class, the ids of novelties or predictions."""
+    """A batch of images that the server has: per class, ids of novelties or predictions, or the sha256 of images."""
 
     model_config = ConfigDict(
         extra="forbid",

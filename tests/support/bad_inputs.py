@@ -41,7 +41,7 @@ class Case:
     def request(self) -> bytes:
         if self.raw is not None:
             return self.raw
-        headers, body = [("Host", "robot"), *self.headers], self.body
+        headers, body = [("Host", "127.0.0.1"), *self.headers], self.body
         if self.type is not None:
             headers.append(("Content-Type", self.type))
         if self.chunked:
@@ -77,8 +77,10 @@ def send(address: tuple[str, int], case: Case, seconds: float = 20) -> Reply:
 def images() -> Iterator[Case]:
     for image in all_images():
         yield Case(image.name, image.status, image.code, image.data, "image/jpeg")
-    for kind in (None, "", "image/png", "image/gif", "text/html", "application/octet-stream", ";;;", "a" * 5000, "é/é"):
+    for kind in (None, "", "image/png", "image/gif", "application/octet-stream", ";;;"):
         yield Case(f"jpeg called {str(kind)[:30]!r}", 200, body=JPEG, type=kind)
+    for kind in ("text/html", "a" * 5000, "é/é"):
+        yield Case(f"jpeg called {kind[:30]!r}", 415, "unsupported_body", JPEG, kind)
     for name, data in {"png": PNG, "webp": WEBP}.items():
         yield Case(f"{name} called image/jpeg", 200, body=data, type="image/jpeg")
     # The content type that curl sends by default.
@@ -272,7 +274,7 @@ def requests() -> Iterator[Case]:
         "/versions/1/2",
     )
     for path in (*paths, "/" + "a" * 30_000, "/versions/../../etc/passwd", "/predict;a=b", "/.env", "/v2/health/none"):
-        yield Case(f"POST {path[:30]}", 404, "not_found", b"x", path=path)
+        yield Case(f"POST {path[:30]}", 404, "not_found", b"{}", JSON, path=path)
     for number in ("0", "-1", "abc", "1e400", "", "1.5", "1,2", "null", "NaN", "9" * 30, "9" * 5000, "%00", "0x1"):
         yield Case(f"?version={number[:31]}", 422, "invalid", JPEG, path=f"/predict?version={number}")
         if number:
@@ -294,19 +296,19 @@ def requests() -> Iterator[Case]:
 
 
 def broken_http() -> Iterator[Case]:
-    post = b"POST /predict HTTP/1.1\r\nHost: robot\r\n"
+    post = b"POST /predict HTTP/1.1\r\nHost: 127.0.0.1\r\n"
     chunked = post + b"Transfer-Encoding: chunked\r\n\r\n"
-    get = b"GET /livez HTTP/1.1\r\nHost: robot\r\n"
+    get = b"GET /livez HTTP/1.1\r\nHost: 127.0.0.1\r\n"
     refused = {
         "a garbage line": b"\x00\x01garbage\r\n\r\n",
         "a word": b"hello\r\n\r\n",
-        "an unknown method": b"FROB /livez HTTP/1.1\r\nHost: robot\r\n\r\n",
+        "an unknown method": b"FROB /livez HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n",
         "a tls greeting": b"\x16\x03\x01\x02\0\x01\0\x01\xfc\x03\x03" + bytes(100),
         "the preface of http 2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
-        "http 9.9": b"GET /livez HTTP/9.9\r\nHost: robot\r\n\r\n",
-        "a path of bytes": b"GET /\xff\xfe HTTP/1.1\r\nHost: robot\r\n\r\n",
+        "http 9.9": b"GET /livez HTTP/9.9\r\nHost: 127.0.0.1\r\n\r\n",
+        "a path of bytes": b"GET /\xff\xfe HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n",
         "a path of 100 kB": b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\n\r\n",
-        "connect": b"CONNECT robot:80 HTTP/1.1\r\nHost: robot\r\n\r\n",
+        "connect": b"CONNECT robot:80 HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n",
         "two lengths": post + b"Content-Length: 5\r\nContent-Length: 6\r\n\r\nhello!",
         "a length and chunks": post + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n",
         "a negative length": post + b"Content-Length: -5\r\n\r\nhello",

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx2 as httpx
 import numpy as np
@@ -30,6 +30,9 @@ from tests.support.tiny_model import SIZE, TinyImages, class_tasks, learn_tasks,
 from tests.support.waiting import wait_until
 from trainer.learning.learner import Learner
 from trainer.learning.tokens import TokenCache
+
+if TYPE_CHECKING:
+    from tests.support.loop_programs import Program
 
 IMAGES = TinyImages()
 
@@ -143,7 +146,7 @@ def running_server(data: Path, log: Path | None = None, **settings: object) -> I
             killer.cancel()
 
 
-def address_of(process: subprocess.Popen[bytes], log: Path, seconds: float = 60) -> str:
+def address_of(process: subprocess.Popen[bytes] | Program, log: Path, seconds: float = 60) -> str:
     """The address that the server's log reports."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:

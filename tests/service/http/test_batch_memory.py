@@ -2,12 +2,17 @@
 
 import asyncio
 import json
+import tempfile
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
 
 from starlette.requests import Request
 
-from service.http.batch_bodies import read_batch
+from service.http.batch_bodies import FindImage, ReceivedBatch, receive_batch
+from service.http.bodies import Pace
+from service.http.limits import Admission, Quota
 from tasks.batch import BatchLimits
 from tests.support.images import make_image
 
@@ -33,10 +38,19 @@ def request_of(content_type: str, body: Iterator[bytes]) -> Request:
     return Request({"type": "http", "method": "POST", "path": "/tasks", "headers": headers}, receive)  # type: ignore[arg-type]
 
 
+@asynccontextmanager
+async def received(request: Request, find_image: FindImage = lambda id: None) -> AsyncIterator[ReceivedBatch]:
+    quota, folder = Quota(1, 2**30), Path(tempfile.gettempdir())
+    with Admission(quota, quota, lambda: 1.0).enter("ann") as permit:
+        async with receive_batch(request, BatchLimits(), permit, Pace(1, 60, 60), folder, find_image) as found:
+            yield found
+
+
 async def read_all(request: Request) -> int:
     """Check the batch and read every image again; return its bytes."""
-    async with read_batch(request, [], BatchLimits(), lambda id: None) as (batch, ids):
-        assert (len(batch.images), ids) == (COUNT, [])
+    async with received(request) as found:
+        batch = found.check([])
+        assert (len(batch.images), found.ids) == (COUNT, [])
         return sum(len(batch.read(image.sha256)) for image in batch.images)
 
 
@@ -65,7 +79,8 @@ def test_an_image_that_leaves_the_inbox_after_the_check_is_still_read() -> None:
 
     async def read() -> None:
         request = request_of("application/json", iter([body]))
-        async with read_batch(request, [], BatchLimits(), lambda id: inbox.pop(id, None)) as (batch, _):
+        async with received(request, lambda id: inbox.pop(id, None)) as found:
+            batch = found.check([])
             assert not inbox
             assert batch.duplicates == 1
             assert {batch.read(image.sha256) for image in batch.images} == set(images)

@@ -12,12 +12,14 @@ from hypothesis import strategies as st
 from starlette.requests import Request
 from starlette.types import Message
 
-from service.errors import ClientDisconnected, DeadlinePassed, Overloaded, RateLimited
+from service.errors import ClientDisconnected, DeadlinePassed, KeyBusy, Overloaded, RateLimited
 from service.http.limits import (
     BURST_SECONDS,
     MAX_RETRY_AFTER,
+    NOTHING,
     Admission,
     Permit,
+    Quota,
     RateLimiter,
     RequestLimits,
     finish_by,
@@ -110,36 +112,57 @@ def test_a_client_that_waits_as_told_is_served_and_never_exceeds_the_rate(
 # Permits
 
 
+def admission_of(images: int, size: int, seconds_per_image: float, per_key: Quota | None = None) -> Admission:
+    limit = Quota(images, size)
+    return Admission(limit, per_key or limit, lambda: seconds_per_image)
+
+
+def test_one_key_cannot_take_all_permits_or_bytes() -> None:
+    admission = admission_of(8, 1000, 0.5, per_key=Quota(2, 400))
+    with admission.enter(ROBOT) as first, admission.enter(ROBOT):
+        with pytest.raises(KeyBusy) as found:
+            admission.enter(ROBOT)
+        assert found.value.retry_after == 1.0
+        with pytest.raises(KeyBusy):
+            first.grow(size=401)
+        with admission.enter(OTHER) as other:
+            other.grow(images=1, size=400)
+            assert admission.in_use == Quota(4, 400)
+    assert admission.in_use == NOTHING
+    with admission.enter(ROBOT) as again:
+        again.grow(images=1, size=400)
+
+
 def test_a_permit_releases_everything_after_an_exception() -> None:
-    admission = Admission(4, 1000, lambda: 0.5)
+    admission = admission_of(4, 1000, 0.5)
 
     def failing_request() -> None:
-        with admission.enter() as permit:
+        with admission.enter(ROBOT) as permit:
             permit.grow(images=2, size=900)
-            assert (admission.images, admission.bytes) == (3, 900)
+            assert admission.in_use == Quota(3, 900)
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
         failing_request()
-    assert (admission.images, admission.bytes) == (0, 0)
+    assert admission.in_use == NOTHING
 
 
 def test_a_refused_request_reserves_nothing_and_is_told_when_to_retry() -> None:
-    admission = Admission(3, 1000, lambda: 0.5)  # admits two requests, one of which may grow to two images
-    with admission.enter() as first, admission.enter():
+    admission = admission_of(3, 1000, 0.5)  # admits two requests, one of which may grow to two images
+    with admission.enter(ROBOT) as first, admission.enter(ROBOT):
         with pytest.raises(Overloaded) as found:
-            admission.enter()
+            admission.enter(ROBOT)
         assert found.value.retry_after == 1.0  # two images, half a second each
         with pytest.raises(Overloaded):
             first.grow(size=1001)
-        assert (admission.images, admission.bytes) == (2, 0)
-    assert (admission.images, admission.bytes) == (0, 0)
+        assert admission.in_use == Quota(2, 0)
+    assert admission.in_use == NOTHING
 
 
 def test_the_estimated_retry_after_is_capped() -> None:
-    admission = Admission(1, 1000, lambda: 3600.0)
-    with admission.enter(), pytest.raises(Overloaded) as found:
-        admission.enter()
+    admission = admission_of(1, 1000, 3600.0)
+    with admission.enter(ROBOT), pytest.raises(Overloaded) as found:
+        admission.enter(ROBOT)
     assert found.value.retry_after == MAX_RETRY_AFTER
 
 
@@ -153,11 +176,11 @@ STEP = st.one_of(
 
 @given(steps=st.lists(STEP, max_size=80))
 def test_permits_never_leak(steps: list[tuple[str, int, int]]) -> None:
-    admission, permits = Admission(8, 1000, lambda: 0.1), list[Permit]()
+    admission, permits = admission_of(8, 1000, 0.1), list[Permit]()
     for step, number, size in steps:
         try:
             if step == "enter":
-                permits.append(admission.enter())
+                permits.append(admission.enter(ROBOT))
             elif step == "grow" and permits:
                 permits[number % len(permits)].grow(images=number, size=size)
             elif permits:
@@ -166,11 +189,11 @@ def test_permits_never_leak(steps: list[tuple[str, int, int]]) -> None:
                     permit.__exit__(None, None, None)
         except Overloaded:
             pass
-        assert len(permits) <= admission.images <= 8
-        assert 0 <= admission.bytes <= 1000
+        assert len(permits) <= admission.in_use.images <= 8
+        assert 0 <= admission.in_use.bytes <= 1000
     for permit in permits:
         permit.__exit__(None, None, None)
-    assert (admission.images, admission.bytes) == (0, 0)
+    assert admission.in_use == NOTHING
 
 
 # Deadlines

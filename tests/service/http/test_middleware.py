@@ -47,9 +47,11 @@ def test_an_unexpected_error_is_answered_counted_and_logged(caplog: pytest.LogCa
     assert "a secret detail" not in problem["detail"]
     assert (b"x-request-id", b"mine") in start["headers"]
     assert series(metrics.text().decode(), "openworld_requests_total") == {("500", "unmatched"): 1}
-    error, line = caplog.records
-    assert error.exc_info is not None
-    assert line.__dict__["fields"]["status"] == 500
+    [line] = caplog.records
+    assert line.levelno == logging.ERROR
+    assert line.exc_info is not None
+    fields = line.__dict__["fields"]
+    assert (fields["request_id"], fields["status"], fields["error"]) == ("mine", 500, "LookupError: a secret detail")
 
 
 def test_an_error_in_the_middle_of_a_response_does_not_start_another() -> None:

@@ -15,12 +15,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from models.images import ImageLimits
 from models.inference.answer import NOTHING_KNOWN
 from models.inference.evidence import Array
 from models.inference.predictor import Scored
 from service.errors import DeadlinePassed
+from service.inference import engine as engine_module
 from service.inference.engine import Engine
 from service.inference.metrics import Metrics
+from service.inference.servable import EmptyModel
+from tests.support.bad_images import png
 
 
 @dataclass
@@ -32,7 +36,7 @@ class FakeModel:
     go: threading.Event = field(default_factory=threading.Event)
     fails_on: float | None = None
 
-    def decode(self, data: bytes) -> Array:
+    def decode(self, data: bytes, small_only: bool = False) -> Array:
         raise AssertionError("the engine does not decode")
 
     def score(self, pixels: Sequence[Array], all_threads: bool = True) -> list[Scored]:
@@ -190,6 +194,32 @@ def test_a_model_is_freed_after_its_last_batch() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize(("fails_on", "broken"), [(7.0, False), (0.0, True)], ids=["one image", "every image"])
+def test_a_version_is_broken_if_a_blank_image_fails_as_well(
+    fails_on: float, broken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_module, "FIRST_PROBE", 0.01)
+
+    async def scenario() -> None:
+        bad, good = FakeModel(1, fails_on=fails_on), FakeModel(2)
+        bad.go.set()
+        good.go.set()
+        async with running(max_batch=1) as engine:
+            for _ in range(3):
+                with pytest.raises(RuntimeError):
+                    await engine.submit(bad, image(fails_on), soon())
+            await engine.submit(good, image(1), soon())
+            while bad.batches[-1:] != [[0.0]] or len(bad.batches) < 4:  # the probe
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.01)
+            assert engine.broken == ({1: "out of memory"} if broken else {})
+            bad.fails_on = None
+            while engine.broken:
+                await asyncio.sleep(0.01)
+
+    asyncio.run(scenario())
+
+
 @settings(max_examples=30, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(1, 3), st.sampled_from(["wanted", "cancelled", "late"])), max_size=30),
@@ -220,3 +250,17 @@ def test_every_image_gets_its_own_answer(images: list[tuple[int, str]], max_batc
         assert all(len(batch) <= max_batch for version in versions.values() for batch in version.batches)
 
     asyncio.run(scenario())
+
+
+def test_a_small_image_does_not_wait_for_a_large_one() -> None:
+    large, small = png(7000, 7000), png(64, 64)
+
+    async def decode_both() -> None:
+        async with running() as engine:  # with one thread that decodes
+            slow = asyncio.create_task(engine.decode(EmptyModel(ImageLimits()), large))
+            await asyncio.sleep(0)
+            await engine.decode(EmptyModel(ImageLimits()), small)
+            assert not slow.done()
+            await slow
+
+    asyncio.run(decode_both())

@@ -13,6 +13,7 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 
+from models.versions.store import VersionStore
 from service.inference.metrics import KEPT_VERSIONS, OUTCOMES, REJECTED, STAGES, Metrics
 from tests.support.metrics import families, series
 from tests.support.servers import (
@@ -39,6 +40,7 @@ EXPECTED: dict[str, tuple[str, set[str]]] = {
     "queue_depth": ("gauge", set()),
     "rejected_total": ("counter", {"reason"}),
     "model_info": ("gauge", {"version", "sha256"}),
+    "version_novel_above": ("gauge", {"version"}),
     "model_swaps_total": ("counter", set()),
     "model_load_failures_total": ("counter", {"reason"}),
     "novelties": ("gauge", {"state"}),
@@ -90,7 +92,7 @@ def traffic(server: RunningServer) -> Traffic:
             assert http.get(f"/no/such/thing/{number}").status_code == 404
         assert http.get("/livez").status_code == 200
         wait_until(lambda: server.metric("openworld_novelties", state="new") == 3)
-        return Traffic(http.get("/metrics").text)
+        return Traffic(http.get("/metrics", headers=key("app")).text)
 
 
 # Names and help texts
@@ -225,6 +227,33 @@ def test_an_activation_counts_a_swap_and_names_the_active_version(server: Runnin
     assert series(server.get("/metrics").text, "openworld_model_info") == {(sha256, "3"): 1}
 
 
+def test_the_active_version_exports_its_estimates_and_its_threshold(tmp_path: Path) -> None:
+    store = VersionStore(learned_folder(tmp_path / "robot"))
+    loaded = store.load()
+    for accuracy, settings in ((0.9, {"accept": 0.95, "flag": None}), (None, {"accept": 0.95, "flag": 0.8})):
+        number = store.current()
+        changes = {
+            "parent": number,
+            "task_id": f"task-{number}",
+            "metrics": {"accuracy": accuracy, "novelty_auc": 0.8},
+            "settings": settings,
+            "novel_above": 0.7,
+        }
+        store.publish(loaded.manifest.model_copy(update=changes), loaded.tensors, loaded.samples)
+
+    def figures(server: RunningServer) -> dict[str, dict[tuple[str, ...], float]]:
+        text = server.get("/metrics").text
+        names = ("accuracy", "novelty_auc", "novel_above", "target_ratio")
+        return {name: series(text, f"openworld_version_{name}") for name in names}
+
+    common = {"novelty_auc": {("5",): 0.8}, "novel_above": {("5",): 0.7}}
+    with running_server(tmp_path / "robot", threads=1) as server:
+        assert figures(server) == {**common, "accuracy": {}, "target_ratio": {("flag", "5"): 0.8}}
+        assert server.post("/versions/4/activate").status_code == 200
+        common = {"novelty_auc": {("4",): 0.8}, "novel_above": {("4",): 0.7}}
+        assert figures(server) == {**common, "accuracy": {("4",): 0.9}, "target_ratio": {("accept", "4"): 0.95}}
+
+
 def test_a_version_that_cannot_be_loaded_is_counted_by_its_damage(tmp_path: Path) -> None:
     data = learned_folder(tmp_path / "robot")
     (tensors,) = (data / "versions" / "000001").glob("*.safetensors")
@@ -247,7 +276,9 @@ def test_rejected_requests_are_counted_by_reason(tmp_path: Path) -> None:
         def half(*headers: str) -> socket.socket:
             """A request that is admitted and never finishes its body."""
             connection = socket.create_connection((host, int(port)), timeout=20)
-            lines = "\r\n".join(["POST /predict HTTP/1.1", "Host: robot", "Content-Length: 99", *headers, "", "half"])
+            lines = "\r\n".join(
+                ["POST /predict HTTP/1.1", "Host: 127.0.0.1", "Content-Length: 99", *headers, "", "half"]
+            )
             connection.sendall(lines.encode())
             wait_until(lambda: server.metric("openworld_in_flight_images") == 1)
             return connection
@@ -275,6 +306,30 @@ def test_rejected_requests_are_counted_by_reason(tmp_path: Path) -> None:
         assert codes == {"429": 3, "499": 1, "504": 1}
         assert metric_value(text, "openworld_in_flight_images") == metric_value(text, "openworld_queue_depth") == 0
         assert server.post("/predict", content=known_image("class 0")).status_code == 200
+
+
+# Names of keys
+
+
+def test_only_monitors_and_operators_see_the_names_of_keys(tmp_path: Path) -> None:
+    roles = ("predict", "label", "operate", "monitor")
+    secrets = {role: f"{role}-secret-of-the-metrics" for role in roles}
+    keys = ",".join(f"name-of-{role}:{role}{'+predict' * (role == 'label')}:{secrets[role]}" for role in roles)
+    with running_server(learned_folder(tmp_path / "robot"), threads=1, inbox=False, keys=keys) as server:
+        for role in ("predict", "label", "label"):
+            answer = server.post("/predict", content=known_image("class 0"), headers={"X-API-Key": secrets[role]})
+            assert answer.status_code == 200
+        texts = {role: server.get("/metrics", headers={"X-API-Key": secrets[role]}).text for role in roles}
+        texts["unknown"] = server.get("/metrics", headers={"X-API-Key": "not-a-key-of-this-server"}).text
+        texts["none"] = server.get("/metrics").text
+    for caller in ("predict", "label", "unknown", "none"):
+        assert "name-of" not in texts[caller]
+        assert metric_value(texts[caller], "openworld_predictions_total", outcome="known", version="3") == 3
+    for caller in ("operate", "monitor"):
+        of_label = {"outcome": "known", "version": "3", "client": "name-of-label"}
+        assert metric_value(texts[caller], "openworld_predictions_total", **of_label) == 2
+    known = {line.partition("{")[0] for line in texts["operate"].splitlines() if line.startswith("openworld_")}
+    assert known == {line.partition("{")[0] for line in texts["none"].splitlines() if line.startswith("openworld_")}
 
 
 # Bounds
@@ -314,6 +369,6 @@ def test_unknown_paths_methods_and_keys_make_no_series(server: RunningServer) ->
             http.request("PATCH", f"/versions/{number + 500}/activate")
             http.post(f"/versions/{number + 500}/activate", headers=key("app"))
             http.post("/predict", content=b"x", headers={"X-API-Key": f"unknown {number}"})
-    text = server.get("/metrics").text
+    text = server.get("/metrics", headers=key("app")).text
     assert {route for _, route in series(text, "openworld_requests_total")} <= routes
     assert {client for client, _, _ in series(text, "openworld_predictions_total")} <= set(SECRETS)

@@ -34,7 +34,9 @@ def predictions(metrics: Metrics) -> dict[tuple[str, ...], float]:
 @pytest.mark.parametrize("with_inbox", [True, False], ids=["with an inbox", "without an inbox"])
 def test_answers_are_counted_and_kept_and_novel_ones_reach_the_inbox(tmp_path: Path, with_inbox: bool) -> None:
     metrics, recent, inbox = Metrics(), RecentPredictions(), Inbox(tmp_path)
-    recorder = Recorder(metrics, recent, inbox if with_inbox else None)
+    recorder = Recorder(metrics, recent)
+    if with_inbox:
+        recorder.use_inbox(inbox)
     recorder.record(IMAGE, answer(novel=False), "known-1", 7, "robot")
     recorder.record(IMAGE, answer(novel=True), "novel-1", 7, "robot")
     recorder.record_unreadable(7, "robot")
@@ -51,7 +53,7 @@ def test_answers_are_counted_and_kept_and_novel_ones_reach_the_inbox(tmp_path: P
 
 def test_a_sighting_has_the_whole_answer() -> None:
     recent = RecentPredictions()
-    Recorder(Metrics(), recent, None).record(IMAGE, answer(novel=True), "id-1", 7, "robot")
+    Recorder(Metrics(), recent).record(IMAGE, answer(novel=True), "id-1", 7, "robot")
     sighting = recent.get("id-1")
     assert sighting is not None
     assert (sighting.data, sighting.version, sighting.client, sighting.label) == (IMAGE, 7, "robot", None)
@@ -62,9 +64,17 @@ def test_a_sighting_has_the_whole_answer() -> None:
 
 def test_what_the_inbox_drops_is_counted_by_reason(tmp_path: Path) -> None:
     metrics, inbox = Metrics(), Inbox(tmp_path)
-    recorder = Recorder(metrics, RecentPredictions(), inbox)
+    recorder = Recorder(metrics, RecentPredictions())
+    recorder.use_inbox(inbox)
     recorder.record(b"not an image", answer(novel=True), "id-1", 7, "robot")
     recorder.close(10)
     inbox.close()
     dropped = series(metrics.text().decode(), "openworld_novelties_dropped_total")
     assert {reason: count for reason, count in dropped.items() if count} == {("unreadable",): 1}
+
+
+@pytest.mark.parametrize(("keep", "dropped"), [(True, 1), (False, 0)])
+def test_novelties_without_an_inbox_are_counted_as_dropped_unless_none_is_wanted(keep: bool, dropped: int) -> None:
+    metrics = Metrics()
+    Recorder(metrics, RecentPredictions(), keep_novelties=keep).record(IMAGE, answer(novel=True), "id", 7, "robot")
+    assert series(metrics.text().decode(), "openworld_novelties_dropped_total")[("no_inbox",)] == dropped

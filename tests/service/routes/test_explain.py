@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +24,7 @@ from models.versions.edits import Edit, publish_edit
 from models.versions.store import VersionStore
 from service.errors import DeadlinePassed
 from service.http.auth import ANONYMOUS
-from service.http.limits import Admission, RateLimiter, RequestLimits
+from service.http.limits import Admission, Quota, RateLimiter, RequestLimits
 from service.inference.engine import Engine
 from service.inference.metrics import Metrics
 from service.inference.servable import EmptyModel, ServableModel
@@ -170,19 +172,27 @@ def test_an_explanation_needs_the_role_predict(tmp_path: Path) -> None:
 # Deadlines, turns and the event loop
 
 
-class SlowExplain:
-    """Replaces `explain`: sleeps, and counts how many calls run at the same time."""
+class GatedExplain:
+    """Replaces `explain`: signals that it runs, waits until it may finish, and counts calls that run at the same time."""
 
-    def __init__(self, seconds: float) -> None:
-        self.seconds, self.running, self.most_running, self.done = seconds, 0, 0, 0
+    def __init__(self) -> None:
+        self.entered, self.may_finish = threading.Event(), threading.Event()
+        self.running, self.most_running, self.done = 0, 0, 0
 
     def __call__(self, *arguments: Any) -> Explanation:
         self.running += 1
         self.most_running = max(self.most_running, self.running)
-        time.sleep(self.seconds)
+        self.entered.set()
+        assert self.may_finish.wait(60)
         self.running -= 1
         self.done += 1
         return explain(EmptyModel(ImageLimits()), np.zeros(0, np.float32))
+
+
+async def until_entered(gated: GatedExplain) -> None:
+    """Return while an explanation runs: the event loop is free, or this never happens."""
+    while not gated.entered.is_set():
+        await asyncio.sleep(0.005)
 
 
 def fake_container(timeout: float = 10, **parts: Any) -> Any:
@@ -190,51 +200,51 @@ def fake_container(timeout: float = 10, **parts: Any) -> Any:
     return SimpleNamespace(
         engine=Engine(1, Metrics(), decode_threads=2),
         explain_turn=asyncio.Semaphore(1),
+        explain_thread=ThreadPoolExecutor(1),
         request_limits=RequestLimits(10**6, 1, 10**6, timeout, timeout),
-        admission=Admission(4, 10**6, lambda: 0.1),
+        admission=Admission(Quota(4, 10**6), Quota(4, 10**6), lambda: 0.1),
         rate_limiter=RateLimiter(0, 1),
         **parts,
     )
 
 
-def explain_one(container: Any) -> Coroutine[Any, Any, Explanation]:
+def explain_one(container: Any, timeout: float | None = None) -> Coroutine[Any, Any, Explanation]:
     return explain_in_turn(
-        container, EmptyModel(ImageLimits()), IMAGES[0], deadline=container.request_limits.deadline(None)
+        container, EmptyModel(ImageLimits()), IMAGES[0], deadline=container.request_limits.deadline(timeout)
     )
 
 
 def test_explanations_take_turns_and_do_not_block_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    slow = SlowExplain(0.05)
-    monkeypatch.setattr(module, "explain", slow)
+    gated = GatedExplain()
+    monkeypatch.setattr(module, "explain", gated)
 
-    async def several() -> float:
-        container = fake_container()
+    async def several() -> None:
+        container = fake_container(timeout=60)
         work = asyncio.gather(*(explain_one(container) for _ in range(6)))
-        longest = 0.0
-        while not work.done():
-            before = time.monotonic()
-            await asyncio.sleep(0)
-            longest = max(longest, time.monotonic() - before)
+        await until_entered(gated)
+        assert gated.done == 0
+        gated.may_finish.set()
         await work
-        return longest
 
-    longest = asyncio.run(several())
-    assert (slow.most_running, slow.done) == (1, 6)
-    assert longest < 0.05
+    asyncio.run(several())
+    assert (gated.most_running, gated.done) == (1, 6)
 
 
 def test_a_request_that_waits_too_long_fails_and_the_turn_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    slow = SlowExplain(0.8)
-    monkeypatch.setattr(module, "explain", slow)
+    gated = GatedExplain()
+    monkeypatch.setattr(module, "explain", gated)
 
     async def several() -> list[Any]:
-        container = fake_container(timeout=0.4)
-        first = await asyncio.gather(*(explain_one(container) for _ in range(3)), return_exceptions=True)
-        return [*first, await explain_one(container)]
+        container = fake_container(timeout=60)
+        first = asyncio.create_task(explain_one(container))
+        await until_entered(gated)
+        late = await asyncio.gather(*(explain_one(container, 0.2) for _ in range(2)), return_exceptions=True)
+        gated.may_finish.set()
+        return [await first, *late, await explain_one(container)]
 
     results = asyncio.run(several())
     assert [isinstance(one, DeadlinePassed) for one in results] == [False, True, True, False]
-    assert slow.most_running == 1
+    assert gated.most_running == 1
 
 
 def test_the_deadline_covers_loading_a_version() -> None:
@@ -253,7 +263,7 @@ def test_the_deadline_covers_loading_a_version() -> None:
         with pytest.raises(DeadlinePassed):
             await module.explain_image(request, container, ANONYMOUS, version=1, timeout=0.1)
         assert time.monotonic() - started < 5
-        assert container.admission.images == 0
+        assert container.admission.in_use.images == 0
 
     asyncio.run(explain_version())
 

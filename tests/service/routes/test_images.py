@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Iterator
 from typing import Any
 
 import httpx2 as httpx
 import pytest
+from PIL import Image
 
 from models.files import sha256_bytes
 from models.versions.store import VersionStore
@@ -65,6 +67,16 @@ def test_an_operator_sees_what_refers_to_an_image_and_must_force_its_removal(
     assert server.get("/images/nonsense").json()["code"] == "invalid"
 
 
+def test_a_stored_image_has_a_thumbnail_until_it_is_erased(server: RunningServer) -> None:
+    data = make_image(88, (400, 200))
+    sha = ImageStore(server.log.parent / "robot").put(data)
+    answer = server.get(f"/images/{sha}/thumbnail?size=64")
+    assert answer.headers["content-type"] == "image/jpeg"
+    assert Image.open(io.BytesIO(answer.content)).size == (64, 32)
+    assert delete(server, f"/images/{sha}").status_code == 200
+    assert server.get(f"/images/{sha}/thumbnail?size=64").status_code == 404
+
+
 def test_an_age_below_a_day_or_no_confirmation_removes_nothing(server: RunningServer, shas: list[str]) -> None:
     for query, code in (
         *(("", "invalid"), ("?older_than_days=0.5&confirm=true", "invalid"), ("?older_than_days=nan", "invalid")),
@@ -90,10 +102,13 @@ def test_a_removal_removes_the_image_from_the_inbox_too(server: RunningServer, s
     )
     assert delete(server, f"/images/{shas[1]}").status_code == 409
     forced = delete(server, f"/images/{shas[1]}?force=true").json()
-    assert forced == {"images": 1, "bytes": size, "novelties": 1}
+    assert (forced["images"], forced["bytes"], forced["novelties"], forced["recent"]) == (1, size, 1, 1)
+    assert forced["remains"][0].startswith("version 4, trained with it: weights and statistics keep its influence")
+    assert any("backups" in sentence for sentence in forced["remains"])
     assert server.get(f"/novelties/{shas[1]}").status_code == 404
     removed = delete(server, "/images?older_than_days=30&confirm=true").json()
-    assert removed == {"images": 1, "bytes": len(make_image(2, (64, 48))), "novelties": 1}
+    counts = {name: removed[name] for name in ("images", "bytes", "novelties")}
+    assert counts == {"images": 1, "bytes": len(make_image(2, (64, 48))), "novelties": 1}
     assert server.get(f"/novelties/{shas[2]}").status_code == 404
     assert server.get(f"/images/{shas[0]}").json()["stored"]
     # The version that has lost its image is still listed and still answers.
@@ -109,5 +124,18 @@ def test_an_image_that_is_only_a_novelty_can_be_removed(server: RunningServer) -
     sha = sha256_bytes(data)
     uses = server.get(f"/images/{sha}").json()
     assert (uses["stored"], uses["bytes"], uses["inbox"]) == (False, None, True)
-    assert delete(server, f"/images/{sha}").json() == {"images": 0, "bytes": 0, "novelties": 1}
+    removed = delete(server, f"/images/{sha}").json()
+    assert (removed["images"], removed["bytes"], removed["novelties"], removed["recent"]) == (0, 0, 1, 1)
     assert server.get(f"/images/{sha}").status_code == 404
+
+
+def test_an_image_that_is_only_in_memory_can_be_removed(server: RunningServer) -> None:
+    data = make_image(78, (40, 30))
+    answer = server.post("/predict", content=data).json()["predictions"][0]
+    delete(server, f"/novelties/{sha256_bytes(data)}")  # if it was novel
+    again = server.post("/predict", content=make_image(79, (40, 30))).json()["predictions"][0]
+    removed = delete(server, f"/images/{sha256_bytes(make_image(79, (40, 30)))}").json()
+    assert (removed["images"], removed["recent"]) == (0, 1)
+    reported = server.post("/novelties", json={"prediction_ids": [answer["id"], again["id"]]})
+    assert reported.status_code in (200, 404)
+    assert again["id"] not in [kept["prediction_id"] for kept in reported.json().get("kept", [])]

@@ -13,6 +13,7 @@ from models.inference.novelty import SUMMARIES
 from models.versions.edits import Edit, publish_edit
 from models.versions.store import TENSORS, VersionStore
 from service.routes.versions import version_detail
+from tasks.images import ImageStore
 from tests.support.manifests import make_manifest
 from tests.support.servers import RunningServer, known_image, learned_folder, novel_image, running_server
 
@@ -97,6 +98,19 @@ def test_the_reports_of_the_gate_are_those_of_the_manifest(tmp_path: Path) -> No
     assert (detail.accuracy, detail.novelty_auc) == (0.88, 0.79)  # of all classes, not of the tasks
     assert detail.novelty_weights == {name: float(n) for n, name in enumerate(SUMMARIES)}
     assert detail.edit is None
+
+
+def test_advice_does_not_name_images_that_were_erased(tmp_path: Path) -> None:
+    store, images = VersionStore(tmp_path), ImageStore(tmp_path)
+    kept, erased = images.put(b"kept"), images.put(b"erased")
+    wrong = [{"image": sha, "label": "cat", "looks_like": "dog", "share": 0.9} for sha in (kept, erased)]
+    tensors = {f"novelty.{name}": np.zeros(len(SUMMARIES)) for name in ("known", "simulated", "weights")}
+    manifest = make_manifest(metrics={**METRICS, "advice": {"wrong_labels": wrong}})
+    number = store.publish(manifest, tensors, {}).version
+    images.remove(erased)
+    advice = version_detail(store, number).advice
+    assert advice is not None
+    assert [one.image for one in advice.wrong_labels] == [kept]
 
 
 def test_a_version_made_by_an_edit_names_the_edit(tmp_path: Path) -> None:

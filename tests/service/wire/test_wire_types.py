@@ -43,27 +43,32 @@ def test_certainty_on_the_wire_is_that_of_the_model() -> None:
 
 
 @pytest.mark.parametrize(
-    ("certainty", "label", "nearest", "words"),
+    ("certainty", "label", "nearest", "p_novel", "words"),
     [
-        ("sure", "apple", [("apple", 0.93), ("pear", 0.04)], "sure: apple (93 %)"),
+        ("sure", "apple", [("apple", 0.93), ("pear", 0.04)], 0.03, "sure: apple (93 %)"),
         (
             "unsure",
             "pear",
             [("pear", 0.54), ("apple", 0.31), ("fig", 0.1)],
+            0.05,
             "unsure: looks like pear (54 %), apple (31 %)",
         ),
-        ("unsure", "pear", [("pear", 0.5)], "unsure: looks like pear (50 %)"),
-        ("unsure", "pear", [("pear", 0.6), ("apple", 0.049)], "unsure: looks like pear (60 %)"),
-        ("unsure", "pear", [("pear", 0.6), ("apple", 0.05)], "unsure: looks like pear (60 %), apple (5 %)"),
+        ("unsure", "pear", [("pear", 0.5)], 0.5, "unsure: looks like pear (50 %)"),
+        ("unsure", "pear", [("pear", 0.6), ("apple", 0.049)], 0.3, "unsure: looks like pear (60 %)"),
+        ("unsure", "pear", [("pear", 0.6), ("apple", 0.05)], 0.3, "unsure: looks like pear (60 %), apple (5 %)"),
         # Merged classes add up: the label need not come first.
-        ("unsure", "pear", [("apple", 0.4), ("pear", 0.3)], "unsure: looks like pear (30 %), apple (40 %)"),
-        ("novel", None, [("pear", 0.12), ("apple", 0.04)], "never seen; nearest: pear (12 %)"),
-        ("novel", None, [("pear", 1e-9)], "never seen; nearest: pear (< 1 %)"),
-        ("novel", None, [], "never seen"),
+        ("unsure", "pear", [("apple", 0.4), ("pear", 0.3)], 0.3, "unsure: looks like pear (30 %), apple (40 %)"),
+        # Likely novel, but below the threshold.
+        ("unsure", "pear", [("pear", 0.14), ("apple", 0.11)], 0.6, "unsure: looks like pear (14 %), or never seen"),
+        ("novel", None, [("pear", 0.12), ("apple", 0.04)], 0.9, "never seen; nearest: pear (12 %)"),
+        ("novel", None, [("pear", 1e-9)], 1.0, "never seen; nearest: pear (< 1 %)"),
+        ("novel", None, [], 1.0, "never seen"),
     ],
 )
-def test_an_answer_in_words(certainty: str, label: str | None, nearest: list[tuple[str, float]], words: str) -> None:
-    assert in_words(certainty, label, nearest) == words
+def test_an_answer_in_words(
+    certainty: str, label: str | None, nearest: list[tuple[str, float]], p_novel: float, words: str
+) -> None:
+    assert in_words(certainty, label, nearest, p_novel) == words
 
     prediction = Prediction.model_validate(
         {
@@ -71,6 +76,7 @@ def test_an_answer_in_words(certainty: str, label: str | None, nearest: list[tup
             "certainty": certainty,
             "label": label,
             "nearest": [{"label": name, "share": share} for name, share in nearest],
+            "p_novel": p_novel,
         }
     )
     assert prediction.in_words() == words
