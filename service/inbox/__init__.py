@@ -11,6 +11,7 @@ from service.inbox.records import (
     Sighting,
     StateChange,
 )
-from service.inbox.store import Inbox
+from service.inbox.similarity import EmbeddingScale
+from service.inbox.store import Inbox, InboxInUse
 from service.inbox.thumbnails import Thumbnails
 from service.inbox.writer import InboxWriter

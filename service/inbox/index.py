@@ -13,21 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service.inbox.records import IndexEntry, ListedNovelty
-from service.inbox.similarity import hamming
+from service.inbox.similarity import PLAIN_COSINE, EmbeddingScale, hamming
 from service.wire.novelties import GroupOrder, NoveltyState
 
-# Cosine to a group's mean direction. Labelling takes two clicks per group and one click per image that is not of its
-# group's commonest class. Measured with the frozen feature of the offline backbone, 10 classes at random, ten times:
-#
-#            Grocery (320 images of 10 classes)    Caltech (300 images of 10 classes)
-#     0.50     4 groups, 36 % pure, 213 clicks       20 groups, 92 % pure,  64 clicks
-#     0.55     5 groups, 41 % pure, 199 clicks       40 groups, 97 % pure,  89 clicks
-#     0.60     9 groups, 54 % pure, 168 clicks       73 groups, 98 % pure, 152 clicks
-#     0.70    21 groups, 72 % pure, 131 clicks      181 groups, 100 % pure, 363 clicks
-#     0.80    56 groups, 95 % pure, 127 clicks      269 groups, 100 % pure, 537 clicks
-#
-# No value suits both. 0.55 is the least far above the best of each, relative to it (1.6 and 1.4 times the clicks).
-GROUP_COSINE = 0.55
 GROUP_BITS = 10  # between hashes, without an embedding; more than for folding, because a group is less strict
 
 Vector = NDArray[np.float32]
@@ -82,9 +70,9 @@ class _Rows:
 class NoveltyIndex(_Rows):
     """Hash, embedding, size and group of every novelty. Not thread-safe: callers hold the inbox's lock."""
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, scale: EmbeddingScale | None = None) -> None:
         super().__init__(capacity)
-        self.groups = SimilarityGroups(capacity)
+        self.groups = SimilarityGroups(capacity, scale)
         self.bytes = 0
         self._sizes = np.zeros(capacity, np.int64)
         self._foldable = np.zeros(capacity, np.bool_)
@@ -140,22 +128,33 @@ class NoveltyIndex(_Rows):
 
 
 class SimilarityGroups(_Rows):
-    """Groups of similar novelties. The vector of a group is the sum of its members' embeddings.
+    """Groups of similar novelties. The vector of a group is the sum of its members' embeddings, which are compared on a
+    scale: see `EmbeddingScale`.
 
     **A novelty stays in its group until it is removed: groups do not change while a person labels them.** Two groups
     that become similar later are not merged. The id of a group is that of its first member, and remains when that
-    member is removed; after a restart such a group has the id of its oldest remaining member.
+    member is removed; after a restart such a group has the id of its oldest remaining member, and all groups are those
+    of the scale in use then.
     """
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, scale: EmbeddingScale | None = None) -> None:
         super().__init__(capacity)
+        self._scale = scale
         self._group_of: dict[str, str] = {}
         self._members: dict[str, dict[str, None]] = {}  # by group, in the order of arrival
-        self._norms = np.zeros(capacity, np.float32)  # of the sums
+        self._norms = np.zeros(capacity, np.float32)  # of the sums, on the scale
         self._summed = np.zeros(capacity, np.int64)  # members whose embeddings are in the sum
 
     def _columns(self) -> tuple[NDArray[Any], ...]:
         return *super()._columns(), self._norms, self._summed
+
+    def use_scale(self, scale: EmbeddingScale | None) -> None:
+        """Compare on another scale from now on. Groups keep their members."""
+        if scale is self._scale:
+            return
+        self._scale = scale
+        for row in range(len(self)):
+            self._norms[row] = self._norm(row)
 
     def group_of(self, id: str) -> str:
         return self._group_of[id]
@@ -199,10 +198,20 @@ class SimilarityGroups(_Rows):
         comparable = (self._lengths[:n] == len(embedding)) & (self._norms[:n] > 0)
         if not comparable.any():
             return None
-        along = self._vectors[:n, : len(embedding)] @ embedding
-        cosines = np.divide(along, self._norms[:n], out=np.full(n, -1, np.float32), where=comparable)
+        scale = self._scale_of(len(embedding))
+        if scale is None:
+            direction, offset, least = embedding, 0.0, PLAIN_COSINE
+        else:
+            # With W = diag(scale.weights): (s - k c)' W (e - c) for the sum s of k embeddings, in one product.
+            direction, offset = scale.direction(embedding)
+            least = scale.least_cosine
+        along = self._vectors[:n, : len(embedding)] @ direction - self._summed[:n] * offset
+        cosines = np.divide(along, self._norms[:n], out=np.full(n, -1.0), where=comparable)
         best = int(np.argmax(cosines))
-        return self._ids[best] if cosines[best] >= GROUP_COSINE else None
+        return self._ids[best] if cosines[best] >= least else None
+
+    def _scale_of(self, length: int) -> EmbeddingScale | None:
+        return self._scale if self._scale is not None and len(self._scale.centre) == length else None
 
     def _update_sum(self, row: int, embedding: Vector | None, sign: int) -> None:
         """Add an embedding to a group's sum, or subtract it. Those of another length than the group's are left out."""
@@ -213,7 +222,12 @@ class SimilarityGroups(_Rows):
         self._vectors[row, : len(embedding)] += sign * embedding
         if self._summed[row] == 0:  # clear what rounding leaves
             self._vectors[row], self._lengths[row] = 0, 0
-        self._norms[row] = np.linalg.norm(self._vectors[row])
+        self._norms[row] = self._norm(row)
+
+    def _norm(self, row: int) -> float:
+        length = int(self._lengths[row])
+        vector, scale = self._vectors[row, :length], self._scale_of(length)
+        return float(np.linalg.norm(vector)) if scale is None else scale.norm(vector, int(self._summed[row]))
 
 
 def page_of_groups(

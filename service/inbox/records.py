@@ -13,8 +13,9 @@ from service.wire.novelties import AddOutcome, NoveltyState
 
 STATES: tuple[NoveltyState, ...] = get_args(NoveltyState)
 
-# "queue": the writer's queue is full or closed; "error": the disk or the database failed.
-DropReason = Literal["rate", "too_large", "unreadable", "queue", "error"]
+# "queue": the writer's queue is full or closed; "error": the disk or the database failed; "no_inbox": this server has
+# none, because another one has it open or it cannot be opened; "erased": the image was erased meanwhile.
+DropReason = Literal["rate", "too_large", "unreadable", "queue", "error", "no_inbox", "erased"]
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class InboxLimits:
 
     max_count: int = 5000
     max_bytes: int = 2**30  # of the images; each row takes about 4 kB more
-    max_age_seconds: float = 30 * 24 * 3600.0  # since last seen
+    max_age_seconds: float = 30 * 24 * 3600.0  # since last seen, while the inbox was open
     rate: float = 20.0  # new novelties per second
     burst: int = 200  # new novelties at once
     fold_bits: int = 6  # fold when the perceptual hashes differ in at most this many bits
@@ -87,6 +88,13 @@ class Novelty:
     label: str | None = None  # the answered class, None: novel
     note: str | None = None  # of the person that reported the image
     group: str | None = None  # set by the inbox; the table does not have it
+
+
+class Now(NamedTuple):
+    """The time of a sighting."""
+
+    wall: float  # seconds since the epoch, for people
+    ran: float  # seconds that the inbox was open, for its age
 
 
 class IndexEntry(NamedTuple):

@@ -2,6 +2,7 @@
 
 import io
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -9,7 +10,7 @@ from numpy.typing import NDArray
 from PIL import ExifTags, Image
 from PIL.JpegImagePlugin import JpegImageFile
 
-from models.images import ImageLimits, read_image
+from models.images import ImageLimits, open_image
 
 SIDE = 32  # pixels per side of the thumbnail that is hashed
 FREQUENCIES = 8  # low frequencies per direction that are hashed
@@ -61,6 +62,38 @@ def unit_vector(vector: NDArray[np.floating]) -> NDArray[np.float32] | None:
     return (wide / length).astype(np.float32)
 
 
+# The least cosine of an embedding and a group's mean: on a scale, and without one. Chosen on training images, by the
+# clicks that labelling takes: docs/operations.md, "Groups of the inbox".
+SCALED_COSINE = 0.25
+PLAIN_COSINE = 0.5
+
+
+@dataclass(frozen=True, eq=False)
+class EmbeddingScale:
+    """How embeddings are compared: by their cosine from `centre` on, each dimension with a weight.
+
+    The features of a backbone have a large part in common, which hides what distinguishes two classes, and dimensions
+    that vary within a class say little.
+    """
+
+    centre: NDArray[np.float32]  # (d,), the mean of the known classes
+    weights: NDArray[np.float32]  # (d,), the inverse variance within a class
+    least_cosine: float = SCALED_COSINE  # of a novelty and its group
+
+    def direction(self, embedding: NDArray[np.float32]) -> tuple[NDArray[np.float32], float]:
+        """(u, o): the cosine with a sum s of k embeddings is (s u - k o) / norm(s, k)."""
+        centred = embedding - self.centre
+        weighted = self.weights * centred
+        length = float(np.sqrt(weighted @ centred))
+        u = (weighted / max(length, 1e-9)).astype(np.float32)
+        return u, float(self.centre @ u)
+
+    def norm(self, total: NDArray[np.float32], count: int) -> float:
+        """The length of a sum of `count` embeddings."""
+        centred = total - count * self.centre
+        return float(np.sqrt((self.weights * centred) @ centred))
+
+
 class ImageInfo(NamedTuple):
     hash: int
     width: int  # as sent, upright
@@ -69,8 +102,8 @@ class ImageInfo(NamedTuple):
 
 def inspect_image(data: bytes, limits: ImageLimits) -> ImageInfo:
     """Decode an image as small as the hash allows; raises only `ImageError`."""
-    image = read_image(data, limits, hint=DECODE_HINT)
-    return ImageInfo(perceptual_hash(image), *_upright_size(data, image.size))
+    with open_image(data, limits, hint=DECODE_HINT) as image:
+        return ImageInfo(perceptual_hash(image), *_upright_size(data, image.size))
 
 
 def _upright_size(data: bytes, decoded: tuple[int, int]) -> tuple[int, int]:

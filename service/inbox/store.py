@@ -5,22 +5,26 @@
 
 **Count, bytes, age and rate are bounded, and the inbox is usable after a kill at any moment.** An image is written
 before its row, and also removed before it: on a full disk that frees the space which deleting the row takes. A kill in
-between leaves an image without a row or a row without an image; opening the inbox removes both. Nothing is written
-before the first novelty.
+between leaves an image without a row or a row without an image. Opening the inbox adds the row, also of every image
+whose database was moved away, or removes it. Nothing is written before the first novelty.
+
+The age of a novelty is the time since its last sighting during which a server had the inbox open. A clock that is set,
+or that starts wrong on a board without a battery, therefore removes nothing; dates are those of the wall clock.
 """
 
 from __future__ import annotations
 
+import logging
 import re
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 
 from models.errors import ImageError, ImageTooLarge, StoreError
-from models.files import TEMPORARY, make_folder, sha256_bytes
+from models.files import TEMPORARY, file_lock, make_folder, sha256_bytes
 from models.images import DEFAULT_LIMITS, ImageLimits
 from models.versions.data_format import open_data_folder
 from service.errors import NotFound
@@ -35,46 +39,68 @@ from service.inbox.records import (
     Novelty,
     NoveltyFilter,
     NoveltyPage,
+    Now,
     Sighting,
     StateChange,
 )
-from service.inbox.similarity import ImageInfo, inspect_image, unit_vector
+from service.inbox.similarity import EmbeddingScale, ImageInfo, inspect_image, unit_vector
 from service.inbox.table import InboxTable
 from service.token_bucket import TokenBucket
 from service.wire.novelties import GroupOrder, NoveltyState
 from tasks.images import ImageStore
+
+log = logging.getLogger(__name__)
 
 GROUP_IDS, GROUP_SAMPLES = 200, 8  # shown per group
 
 _IMAGE_FILE = re.compile(rf"[0-9a-f]{{64}}|\..*{re.escape(TEMPORARY)}")
 
 
+class InboxInUse(StoreError):
+    """Another process has the inbox open."""
+
+
 class Inbox:
-    """The inbox of one data folder. Thread-safe; calls wait for each other and for the disk."""
+    """The inbox of one data folder. Thread-safe; calls wait for each other and for the disk.
+
+    **One process at a time has it open, and keeps a lock on `<root>/.inbox.lock`, which the kernel releases when the
+    process ends.** InboxInUse for any other.
+    """
 
     def __init__(
         self,
         root: Path,
         limits: InboxLimits | None = None,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
         *,
+        wall_clock: Callable[[], float] = time.time,
         image_limits: ImageLimits = DEFAULT_LIMITS,
+        scale: Callable[[], EmbeddingScale | None] = lambda: None,
     ) -> None:
+        """`scale` returns what embeddings are compared on: that of the active version."""
         self._root = root
         self._folder = root / "inbox"
         self._database = self._folder / "inbox.sqlite3"
         self._limits = limits or InboxLimits()
-        self._clock = clock
-        self._image_limits = image_limits
+        self._clock, self._wall_clock = clock, wall_clock
+        self._ran_before, self._opened_at = 0.0, clock()
+        self._image_limits, self._scale = image_limits, scale
         self._lock = threading.Lock()
         self._images = ImageStore(self._folder)
         self._bucket = TokenBucket(self._limits.rate, self._limits.burst, clock)
         self._table: InboxTable | None = None  # None until the first novelty
         self._index = NoveltyIndex(0)
         self._closed = False
-        if self._database.exists():
+        self._ownership, self._owned = ExitStack(), False
+        try:
             with self._lock:
-                self._open()
+                if root.exists():  # otherwise the first novelty creates it
+                    self._acquire()
+                if self._database.exists() or (self._folder / "images").is_dir():
+                    self._open()
+        except BaseException:
+            self._ownership.close()
+            raise
 
     # Reading
 
@@ -195,9 +221,21 @@ class Inbox:
             self._remove(known)
             return len(known)
 
+    def delete_erased(self, erased_at: Mapping[str, float]) -> int:
+        """Complete erasures that were interrupted: delete the novelties that were first seen before their erasure."""
+        with self._lock:
+            if self._table is None:
+                return 0
+            known = self._table.get(id for id in erased_at if id in self._index)
+            erased = {id for id, novelty in known.items() if novelty.first_seen < erased_at[id]}
+            self._remove(erased)
+            return len(erased)
+
     def sweep(self) -> int:
         """Delete the novelties that are too old; returns how many."""
         with self._lock:
+            if self._table is not None:
+                self._table.save_ran(self._ran)
             return self._expire()
 
     def close(self) -> None:
@@ -205,8 +243,18 @@ class Inbox:
         with self._lock:
             self._closed = True
             self._release()
+            self._ownership.close()
 
     # With the lock held
+
+    @property
+    def _ran(self) -> float:
+        """For how many seconds the inbox was open so far, in all processes: ages do not depend on the wall clock."""
+        return self._ran_before + self._clock() - self._opened_at
+
+    @property
+    def _now(self) -> Now:
+        return Now(self._wall_clock(), self._ran)
 
     def _add(self, id: str, sighting: Sighting, info: ImageInfo, requested: bool) -> AddResult:
         similar = id if id in self._index else None  # another thread may have added it
@@ -225,7 +273,8 @@ class Inbox:
         try:
             if stored != id:
                 raise ValueError(f"the sighting says sha256 {id[:80]!r}, but its bytes have {stored}")
-            self._index.add(table.insert(id, sighting, self._clock(), info))
+            self._index.groups.use_scale(self._scale())
+            self._index.add(table.insert(id, sighting, self._now, info))
         except BaseException:
             if stored not in self._index:
                 self._images.remove(stored)
@@ -235,7 +284,7 @@ class Inbox:
         return AddResult("new", id)
 
     def _fold(self, table: InboxTable, id: str, sighting: Sighting, requested: bool) -> AddResult:
-        table.fold(id, sighting, self._clock(), "new" if requested else None)
+        table.fold(id, sighting, self._now, "new" if requested else None)
         if requested:
             self._index.set_state(id, "new")
         return AddResult("folded", id)
@@ -251,7 +300,7 @@ class Inbox:
     def _expire(self) -> int:
         if self._table is None:
             return 0
-        expired = self._table.last_seen_before(self._clock() - self._limits.max_age_seconds)
+        expired = self._table.unseen_since(self._ran - self._limits.max_age_seconds)
         self._remove(expired)
         return len(expired)
 
@@ -275,8 +324,10 @@ class Inbox:
             raise StoreError("the inbox is closed: open it again")
         try:
             open_data_folder(self._root)
+            self._acquire()
             make_folder(self._folder)
             self._table = InboxTable(self._database)
+            self._ran_before, self._opened_at = self._table.ran(), self._clock()
             self._load_index(self._table)
             self._make_room(0, 0)  # the limits may be lower than before
         except BaseException as error:
@@ -286,10 +337,23 @@ class Inbox:
             raise
         return self._table
 
+    def _acquire(self) -> None:
+        """Own the inbox until it is closed."""
+        if self._owned:
+            return
+        try:
+            self._ownership.enter_context(file_lock(self._root / ".inbox.lock", 0.0))
+        except TimeoutError:
+            raise InboxInUse(f"another process has this inbox open: {self._folder}") from None
+        except OSError as error:
+            raise StoreError(f"the inbox cannot be opened ({error}): check the data folder's rights") from error
+        self._owned = True
+
     def _load_index(self, table: InboxTable) -> None:
-        """Index the rows that have an image; delete rows without an image and images without a row."""
+        """Index the rows that have an image; delete rows without an image, add rows for images without one."""
         files = {path.name: path for path in self._folder.glob("images/*/*") if _IMAGE_FILE.fullmatch(path.name)}
-        self._index = NoveltyIndex(max(self._limits.max_count, sum(table.counts().values())))
+        capacity = max(self._limits.max_count, sum(table.counts().values()), len(files))
+        self._index = NoveltyIndex(capacity, self._scale())
         lost = []
         for entry in table.entries():
             if files.pop(entry.id, None) is None:
@@ -297,15 +361,40 @@ class Inbox:
             else:
                 self._index.add(entry)
         table.delete(lost)
-        for path in files.values():
+        for path in sorted(files.values(), key=lambda path: path.stat().st_mtime):
+            self._adopt(table, path)
+
+    def _adopt(self, table: InboxTable, path: Path) -> None:
+        """Add the row of an image without one as a novelty with an unknown answer; remove an incomplete file."""
+        data = path.read_bytes()
+        if sha256_bytes(data) != path.name:
             path.unlink(missing_ok=True)
             with suppress(OSError):  # the folder has other images
                 path.parent.rmdir()
+            return
+        try:
+            info = inspect_image(data, self._image_limits)
+        except ImageError as error:  # the limits may be lower than before
+            log.warning("the image %s of the inbox has no row and cannot be shown: %s", path.name, error)
+            return
+        sighting = Sighting(
+            data=data,
+            prediction_id="",
+            version=0,
+            score=None,
+            calibrated_score=0.0,
+            p_novel=1.0,
+            nearest=(),
+            client="",
+        )
+        self._index.add(table.insert(path.name, sighting, self._now, info))
 
     def _release(self) -> None:
         table, self._table = self._table, None
         self._index = NoveltyIndex(0)
         if table is not None:
+            with suppress(StoreError):  # a full disk: the inbox ages more slowly
+                table.save_ran(self._ran)
             table.close()
 
 

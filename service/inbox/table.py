@@ -18,14 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.errors import StoreError
-from service.inbox.records import STATES, IndexEntry, ListedNovelty, Novelty, NoveltyFilter, NoveltyPage, Sighting
+from service.inbox.records import STATES, IndexEntry, ListedNovelty, Novelty, NoveltyFilter, NoveltyPage, Now, Sighting
 from service.inbox.similarity import ImageInfo, unit_vector
 from service.wire.novelties import NoveltyState
 
 LOCK_SECONDS = 1.0  # wait this long for a server that is closing the file
 MAX_CURSOR = 2**63 - 1  # the largest integer of SQLite
 
-SCHEMA = 2
+SCHEMA = 3
 # `seen` numbers the sightings: the order of `last_seen`, but without ties and independent of the clock.
 CREATE = f"""
 BEGIN;
@@ -49,11 +49,27 @@ CREATE TABLE novelties (
     hash BLOB NOT NULL,
     embedding BLOB,
     label TEXT,
-    note TEXT
+    note TEXT,
+    ran REAL NOT NULL
 );
 CREATE INDEX novelties_listed ON novelties (state, seen);
 CREATE INDEX novelties_least ON novelties (state = 'new', seen);
-CREATE INDEX novelties_aged ON novelties (last_seen);
+CREATE INDEX novelties_aged ON novelties (ran);
+CREATE TABLE running (seconds REAL NOT NULL);
+INSERT INTO running VALUES (0);
+PRAGMA user_version = {SCHEMA};
+COMMIT;
+"""
+
+# From schema 2. The ages of the novelties, by the wall clock, are kept relative to the newest one.
+FROM_2 = f"""
+BEGIN;
+ALTER TABLE novelties ADD COLUMN ran REAL NOT NULL DEFAULT 0;
+UPDATE novelties SET ran = last_seen - (SELECT max(last_seen) FROM novelties);
+DROP INDEX novelties_aged;
+CREATE INDEX novelties_aged ON novelties (ran);
+CREATE TABLE running (seconds REAL NOT NULL);
+INSERT INTO running VALUES (0);
 PRAGMA user_version = {SCHEMA};
 COMMIT;
 """
@@ -83,15 +99,15 @@ class InboxTable:
         # memory, which network file systems lack.
         execute("PRAGMA locking_mode = EXCLUSIVE")
         schema = execute("PRAGMA user_version").fetchone()[0]
-        if schema not in (0, SCHEMA):
+        if schema not in (0, 2, SCHEMA):
             raise StoreError(
                 f"{self._path} has schema {schema}, this version of openworld reads schema {SCHEMA}: "
-                "install the matching openworld, or move the file away to start with an empty inbox"
+                "install the matching openworld, or move the file away: the images stay, their answers are lost"
             )
         execute("PRAGMA journal_mode = WAL")
         execute("PRAGMA synchronous = NORMAL")
-        if schema == 0:
-            self._connection.executescript(CREATE)
+        if schema != SCHEMA:
+            self._connection.executescript(FROM_2 if schema == 2 else CREATE)
 
     # Reading
 
@@ -141,18 +157,28 @@ class InboxTable:
         rows = self._query("SELECT id FROM novelties ORDER BY state = 'new', seen LIMIT 1")
         return rows[0]["id"] if rows else None
 
-    def last_seen_before(self, time: float) -> list[str]:
-        return [row["id"] for row in self._query("SELECT id FROM novelties WHERE last_seen < ?", time)]
+    def unseen_since(self, ran: float) -> list[str]:
+        return [row["id"] for row in self._query("SELECT id FROM novelties WHERE ran < ?", ran)]
+
+    def ran(self) -> float:
+        """For how many seconds the inbox was open so far; a kill loses those since the last `save_ran`."""
+        query = "SELECT max(seconds, coalesce((SELECT max(ran) FROM novelties), 0)) AS ran FROM running"
+        return float(self._query(query)[0]["ran"])
 
     # Writing: each method is one transaction
 
-    def insert(self, id: str, sighting: Sighting, now: float, info: ImageInfo) -> IndexEntry:
+    def save_ran(self, seconds: float) -> None:
+        with self._translate_errors(), self._connection:
+            self._connection.execute("UPDATE running SET seconds = ?", (seconds,))
+
+    def insert(self, id: str, sighting: Sighting, now: Now, info: ImageInfo) -> IndexEntry:
         """Add a row; returns the entry as `entries` would return it."""
         embedding = _pack_embedding(sighting.embedding)
         values = _answer_columns(sighting) | {
             "id": id,
-            "first_seen": now,
-            "last_seen": now,
+            "first_seen": now.wall,
+            "last_seen": now.wall,
+            "ran": now.ran,
             "count": 1,
             "state": "new",
             "bytes": len(sighting.data),
@@ -167,14 +193,15 @@ class InboxTable:
         self._write_seen(f"INSERT INTO novelties ({names}, seen) VALUES ({marks}, :seen)", values)
         return IndexEntry(id, "new", len(sighting.data), info.hash, _unpack_embedding(embedding))
 
-    def fold(self, id: str, sighting: Sighting, now: float, state: NoveltyState | None = None) -> None:
+    def fold(self, id: str, sighting: Sighting, now: Now, state: NoveltyState | None = None) -> None:
         """Count another sighting of a row. Its answer replaces the previous one, its note too if it has one."""
         answer = _answer_columns(sighting)
         changes = ", ".join(f"{name} = :{name}" for name in answer)
         also = "note = coalesce(:note, note), state = coalesce(:state, state)"
         self._write_seen(
-            f"UPDATE novelties SET {changes}, {also}, count = count + 1, last_seen = :now, seen = :seen WHERE id = :id",
-            answer | {"id": id, "now": now, "note": sighting.note, "state": state},
+            f"UPDATE novelties SET {changes}, {also}, count = count + 1, last_seen = :wall, ran = :ran, seen = :seen "
+            "WHERE id = :id",
+            answer | now._asdict() | {"id": id, "note": sighting.note, "state": state},
         )
 
     def set_state(self, ids: Iterable[str], state: NoveltyState, was: Collection[NoveltyState]) -> list[str]:
@@ -217,7 +244,7 @@ def _remedy(error: sqlite3.Error) -> str:
         case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
             return "another process has this inbox open, give each server a data folder of its own"
         case sqlite3.SQLITE_CORRUPT | sqlite3.SQLITE_NOTADB:
-            return "the file is damaged, move it away to start with an empty inbox"
+            return "the file is damaged, move it away: the images stay, their answers are lost"
         case _:
             return "check the data folder's space and rights"
 
@@ -243,7 +270,7 @@ def _finite(value: float, otherwise: float) -> float:
 
 def _novelty(row: sqlite3.Row) -> Novelty:
     values = dict(row)
-    del values["seen"], values["hash"], values["embedding"]
+    del values["seen"], values["hash"], values["embedding"], values["ran"]
     values["nearest"] = [(name, share) for name, share in json.loads(values["nearest"])]
     return Novelty(**values)
 

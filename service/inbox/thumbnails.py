@@ -11,7 +11,7 @@ from contextlib import suppress
 from cachetools import LRUCache
 from PIL import Image
 
-from models.images import ImageLimits, read_image
+from models.images import ImageLimits, open_image
 
 MIN_SIZE, MAX_SIZE = 64, 512  # pixels of the longer side
 MAX_BYTES = 32 * 2**20  # about a thousand thumbnails of the usual size
@@ -28,19 +28,22 @@ class Thumbnails:
         self._limits = limits
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="thumbnails")
         self._cache: LRUCache[tuple[str, int], bytes] = LRUCache(max_bytes, getsizeof=len)
+        self._removals = 0
 
     async def get(self, id: str, size: int, read: Callable[[str], bytes]) -> bytes:
         """The JPEG. `read` returns the image's bytes; it is called in a thread when the cache has no JPEG."""
         if (cached := self._cache.get((id, size))) is not None:
             return cached
-        loop = asyncio.get_running_loop()
+        loop, removals = asyncio.get_running_loop(), self._removals
         data = await loop.run_in_executor(self._threads, lambda: thumbnail(read(id), size, self._limits))
-        with suppress(ValueError):  # larger than the whole cache
-            self._cache[id, size] = data
+        if removals == self._removals:  # otherwise the image may have been erased since it was read
+            with suppress(ValueError):  # larger than the whole cache
+                self._cache[id, size] = data
         return data
 
     def remove(self, id: str) -> None:
         """Remove all thumbnails of an image."""
+        self._removals += 1
         for key in [key for key in self._cache if key[0] == id]:
             del self._cache[key]
 
@@ -50,8 +53,8 @@ class Thumbnails:
 
 def thumbnail(data: bytes, size: int, limits: ImageLimits) -> bytes:
     """A JPEG of the upright image, its longer side at most `size`; ImageError when it cannot be read."""
-    image = read_image(data, limits, hint=size)
-    image.thumbnail((size, size), Image.Resampling.LANCZOS)
     buffer = io.BytesIO()
+    with open_image(data, limits, hint=size) as image:
+        image.thumbnail((size, size), Image.Resampling.LANCZOS)
     image.save(buffer, format="JPEG", quality=QUALITY)
     return buffer.getvalue()

@@ -10,9 +10,10 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from models.errors import OpenWorldError
+from models.files import sha256_bytes
 from service.inbox.records import AddResult, DropReason, Sighting
 from service.inbox.store import Inbox
 
@@ -65,6 +66,20 @@ class InboxWriter:
         if not taken:
             self._drop("queue")
         return taken
+
+    def discard(self, sha256s: Collection[str], timeout: float = 10.0) -> None:
+        """Drop the queued sightings of erased images, and wait for the one that is being added. Call it in a thread."""
+        with self._changed:
+            queued = list(self._queue)
+        # Hashed without the lock, which the event loop needs.
+        erased = {id(one) for one in queued if (one.sha256 or sha256_bytes(one.data)) in sha256s}
+        with self._changed:
+            dropped = [one for one in self._queue if id(one) in erased]
+            self._queue = deque(one for one in self._queue if id(one) not in erased)
+            self._bytes -= sum(len(one.data) for one in dropped)
+            self._changed.wait_for(lambda: not self._adding, timeout)
+        for _ in dropped:
+            self._drop("erased")
 
     def flush(self, timeout: float | None = None) -> bool:
         """Wait until all queued sightings are added; False after the timeout."""

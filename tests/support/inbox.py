@@ -46,7 +46,8 @@ def sighting(data: bytes, number: int = 0, embedding: Sequence[float] | None = N
 
 
 def open_inbox(root: Path, clock: Clock | None = None, **limits: float) -> contextlib.closing[Inbox]:
-    return contextlib.closing(Inbox(root, InboxLimits(**limits), clock or Clock()))  # type: ignore[arg-type]
+    chosen = clock or Clock()
+    return contextlib.closing(Inbox(root, InboxLimits(**limits), chosen, wall_clock=chosen))  # type: ignore[arg-type]
 
 
 def image_files(root: Path) -> dict[str, int]:

@@ -17,5 +17,5 @@ def clock() -> Clock:
 
 @pytest.fixture
 def inbox(tmp_path: Path, clock: Clock) -> Iterator[Inbox]:
-    with contextlib.closing(Inbox(tmp_path, InboxLimits(), clock)) as inbox:
+    with contextlib.closing(Inbox(tmp_path, InboxLimits(), clock, wall_clock=clock)) as inbox:
         yield inbox

@@ -1,6 +1,7 @@
 """Every novelty is in exactly one group of similar novelties, and stays there."""
 
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -8,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.inbox import Inbox, NoveltyFilter
-from service.inbox.index import GROUP_BITS, GROUP_COSINE, NoveltyIndex, SimilarityGroups, page_of_groups
+from service.inbox import Inbox, InboxLimits, NoveltyFilter
+from service.inbox.index import GROUP_BITS, NoveltyIndex, SimilarityGroups, page_of_groups
 from service.inbox.records import IndexEntry, ListedNovelty
-from service.inbox.similarity import unit_vector
+from service.inbox.similarity import PLAIN_COSINE, EmbeddingScale, unit_vector
 from tests.support.images import make_image
 from tests.support.inbox import Clock, Vector, clusters, open_inbox, random_direction, sighting
 
@@ -99,7 +100,7 @@ def test_a_groups_vector_is_the_sum_of_its_members(picks: list[tuple[int, float]
 
 def test_a_novelty_joins_the_nearest_group_within_the_threshold() -> None:
     axes = np.eye(4, dtype=np.float32)
-    for cosine, expected in ((0.99, "axis 2"), (GROUP_COSINE + 0.01, "axis 2"), (GROUP_COSINE - 0.01, "entry")):
+    for cosine, expected in ((0.99, "axis 2"), (PLAIN_COSINE + 0.01, "axis 2"), (PLAIN_COSINE - 0.01, "entry")):
         groups = SimilarityGroups(100)
         assert [groups.add(f"axis {i}", 0, axes[i]) for i in range(3)] == ["axis 0", "axis 1", "axis 2"]
         between = unit_vector(0.1 * axes[0] + axes[3])
@@ -151,6 +152,105 @@ def test_groups_of_pooled_features_are_nearly_pure() -> None:
     most = [Counter(label[id] for id in groups.members(name)).most_common(1)[0][1] for name in groups._ids]
     assert sum(most) / len(images) > 0.97
     assert 30 <= len(groups) <= 150
+
+
+# On a scale
+
+
+def with_common_part(classes: int, each: int) -> tuple[list[tuple[int, Vector]], EmbeddingScale]:
+    """Shuffled pairs of class and embedding, and the scale that suits them.
+
+    An embedding has a part that all classes have in common, a part of its class, and dimensions that vary at random.
+    """
+    rng = np.random.default_rng(0)
+    common, own = 6 * random_direction(1, 24), np.eye(24)[:classes] * 1.5
+    spread = np.concatenate([np.full(16, 0.1), np.full(8, 1.0)])
+    out = []
+    for number in rng.permutation(classes * each):
+        vector = unit_vector(common + own[number % classes] + rng.normal(0, spread))
+        assert vector is not None
+        out.append((int(number) % classes, vector))
+    vectors = np.array([vector for _, vector in out])
+    return out, EmbeddingScale(vectors.mean(axis=0), (1 / spread**2).astype(np.float32))
+
+
+def purity(images: list[tuple[int, Vector]], scale: EmbeddingScale | None) -> tuple[int, float]:
+    """(groups, share of images that are of their group's commonest class)"""
+    groups = SimilarityGroups(len(images), scale)
+    label = {str(number): c for number, (c, _) in enumerate(images)}
+    for number, (_, vector) in enumerate(images):
+        groups.add(str(number), 0, vector)
+    most = [Counter(label[id] for id in groups.members(name)).most_common(1)[0][1] for name in groups._ids]
+    return len(groups), sum(most) / len(images)
+
+
+def test_a_scale_separates_classes_that_have_much_in_common() -> None:
+    images, scale = with_common_part(classes=6, each=20)
+    assert purity(images, scale) == (6, 1.0)
+    assert purity(images, None)[1] < 0.5
+    only_centred = EmbeddingScale(scale.centre, np.ones_like(scale.weights))
+    only_weighted = EmbeddingScale(np.zeros_like(scale.centre), scale.weights)
+    for part in (only_centred, only_weighted):
+        assert purity(images, part) != (6, 1.0)
+
+
+def test_groups_keep_their_members_on_another_scale_and_are_compared_on_it() -> None:
+    images, scale = with_common_part(classes=6, each=20)
+    groups = SimilarityGroups(200)
+    for number, (_, vector) in enumerate(images[:60]):
+        group = groups.add(str(number), 0, vector)
+        assert group == "0"  # without a scale all are alike
+    groups.use_scale(scale)
+    for number, (_, vector) in enumerate(images[60:], 60):
+        groups.add(str(number), 0, vector)
+    first, *others = ([images[int(id)][0] for id in groups.members(name)] for name in groups._ids)
+    assert len(first) < 75
+    assert all(len(set(classes)) == 1 for classes in others)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 3), st.booleans()), min_size=2, max_size=30))
+def test_the_cosine_on_a_scale_is_that_of_centred_and_weighted_vectors(picks: list[tuple[int, bool]]) -> None:
+    rng = np.random.default_rng(len(picks))
+    scale = EmbeddingScale(random_direction(99) / 2, rng.uniform(0.5, 2, 8).astype(np.float32), least_cosine=0.4)
+    groups, vectors = SimilarityGroups(100, scale), dict[str, Vector]()
+
+    def scaled(total: Vector, count: int) -> Vector:
+        out: Vector = np.sqrt(scale.weights) * (total - count * scale.centre)
+        return out / np.linalg.norm(out)
+
+    for number, (seed, removed) in enumerate(picks):
+        vector = unit_vector(random_direction(seed) + 0.5 * random_direction(100 + number))
+        assert vector is not None
+        members = {name: groups.members(name) for name in groups._ids}
+        cosines = {
+            name: float(scaled(sum(vectors[id] for id in ids), len(ids)) @ scaled(vector, 1))
+            for name, ids in members.items()
+        }
+        group = groups.add(str(number), 0, vector)
+        vectors[str(number)] = vector
+        best = max(cosines, key=lambda name: cosines[name]) if cosines else None
+        if best is not None and abs(cosines[best] - 0.4) > 1e-3:
+            assert group == (best if cosines[best] > 0.4 else str(number))
+        if removed and len(vectors) > 1:
+            gone = next(iter(vectors))
+            groups.remove(gone, vectors.pop(gone))
+
+
+def test_an_inbox_is_opened_with_the_groups_of_the_scale_in_use(tmp_path: Path) -> None:
+    images, scale = with_common_part(classes=3, each=4)
+    limits = InboxLimits(rate=1e6, burst=10**6)
+
+    def opened(scale: EmbeddingScale | None) -> closing[Inbox]:
+        return closing(Inbox(tmp_path, limits, Clock(), scale=lambda: scale))
+
+    with opened(scale) as inbox:
+        for number, (_, vector) in enumerate(images):
+            add(inbox, number, vector)
+        assert len(inbox.groups().items) == 3
+    for used, groups in ((scale, 3), (None, 1), (scale, 3)):
+        with opened(used) as inbox:
+            assert len(inbox.groups().items) == groups
 
 
 # In the inbox

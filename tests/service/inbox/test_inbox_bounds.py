@@ -1,6 +1,7 @@
 """Count, bytes, age and rate of the inbox are bounded."""
 
 import contextlib
+import sqlite3
 import tempfile
 from pathlib import Path
 
@@ -159,3 +160,38 @@ def test_without_memory_for_longer_embeddings_a_sighting_leaves_nothing(
     assert len(inbox.groups().items) == 1
     assert inbox.add(sighting(make_image(2), embedding=[1, 0])).outcome == "new"
     check_consistent(inbox, tmp_path, InboxLimits())
+
+
+@pytest.mark.parametrize("jump", [31 * 86400.0, -31 * 86400.0])
+def test_a_clock_that_is_set_removes_nothing(tmp_path: Path, clock: Clock, jump: float) -> None:
+    """Also one that is wrong when the inbox is opened again, as on a board without a battery."""
+    wall = Clock()
+    limits = InboxLimits(max_age_seconds=30 * 86400)
+    for start in (0, 3):
+        with contextlib.closing(Inbox(tmp_path, limits, clock, wall_clock=wall)) as inbox:
+            inbox.add(sighting(make_image(start)))
+            wall.now += jump
+            assert inbox.sweep() == 0
+            inbox.add(sighting(make_image(start + 1)))
+            assert sum(inbox.counts().values()) == start // 3 * 2 + 2
+            clock.now += 16 * 86400  # in total 32 days, in two processes
+    with contextlib.closing(Inbox(tmp_path, limits, clock, wall_clock=wall)) as inbox:
+        assert inbox.sweep() == 2
+        assert sum(inbox.counts().values()) == 2
+
+
+def test_an_inbox_of_schema_2_keeps_its_novelties_and_their_order_of_age(tmp_path: Path, clock: Clock) -> None:
+    with open_inbox(tmp_path, clock, max_age_seconds=100) as inbox:
+        inbox.add(sighting(make_image(0)))
+        clock.now += 60
+        inbox.add(sighting(make_image(1)))
+    with contextlib.closing(sqlite3.connect(tmp_path / "inbox" / "inbox.sqlite3")) as old:
+        old.executescript(
+            "DROP INDEX novelties_aged; ALTER TABLE novelties DROP COLUMN ran; DROP TABLE running;"
+            "CREATE INDEX novelties_aged ON novelties (last_seen); PRAGMA user_version = 2;"
+        )
+    with open_inbox(tmp_path, clock, max_age_seconds=100) as inbox:
+        assert sum(inbox.counts().values()) == 2
+        clock.now += 50
+        assert inbox.sweep() == 1
+        assert novelty_ids(inbox) == {sha256_bytes(make_image(1))}

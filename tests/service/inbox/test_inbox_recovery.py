@@ -42,7 +42,7 @@ def test_lower_limits_hold_when_the_inbox_is_opened(tmp_path: Path) -> None:
         assert novelty_ids(inbox) == set(image_files(tmp_path)) == {sha256_bytes(make_image(n)) for n in (4, 5)}
 
 
-def test_opening_removes_images_without_a_row_and_rows_without_an_image(tmp_path: Path) -> None:
+def test_opening_removes_incomplete_files_and_rows_without_an_image(tmp_path: Path) -> None:
     with open_inbox(tmp_path) as inbox:
         added, lost = (inbox.add(sighting(make_image(n))).id or "" for n in range(2))
     images = tmp_path / "inbox" / "images"
@@ -109,7 +109,22 @@ def test_a_damaged_database_is_refused_with_a_remedy_that_works(tmp_path: Path) 
     path.rename(tmp_path / "away")
     with open_inbox(tmp_path) as inbox:
         assert inbox.add(sighting(make_image(2))).outcome == "new"
-        assert novelty_ids(inbox) == set(image_files(tmp_path)) == {sha256_bytes(make_image(2))}
+        kept = {sha256_bytes(make_image(n)) for n in (1, 2)}
+        assert novelty_ids(inbox) == set(image_files(tmp_path)) == kept
+
+
+def test_moving_the_database_away_keeps_every_image_and_moving_it_back_restores_the_answers(tmp_path: Path) -> None:
+    path = tmp_path / "inbox" / "inbox.sqlite3"
+    with open_inbox(tmp_path) as inbox:
+        ids = [inbox.add(sighting(make_image(n))).id or "" for n in range(3)]
+    path.rename(tmp_path / "away")
+    with open_inbox(tmp_path) as inbox:
+        assert novelty_ids(inbox) == set(image_files(tmp_path)) == set(ids)
+        assert [inbox.read_image(id) for id in ids] == [make_image(n) for n in range(3)]
+        assert (inbox.get(ids[0]) or pytest.fail("lost")).score is None
+    (tmp_path / "away").rename(path)
+    with open_inbox(tmp_path) as inbox:
+        assert (inbox.get(ids[0]) or pytest.fail("lost")).score == -1.5
 
 
 def test_a_second_process_is_refused_until_the_first_closes_the_inbox(inbox: Inbox, tmp_path: Path) -> None:
@@ -198,8 +213,8 @@ for n in range(6):
     [
         ("table _set_up before 1", 0),
         ("table _set_up after 1", 0),
-        ("images put after 1", 0),
-        ("images put after 3", 2),
+        ("images put after 1", 1),
+        ("images put after 3", 3),
         ("table insert after 3", 3),
         ("images remove after 1", 2),
         ("table delete after 2", 2),  # the first call deletes lost rows when the inbox is opened

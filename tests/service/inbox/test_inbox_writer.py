@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 
 from models.errors import StoreError
+from models.files import sha256_bytes
 from service.inbox import AddResult, DropReason, Inbox, InboxLimits, InboxWriter, Sighting
 from tests.support.images import make_image
-from tests.support.inbox import Clock, sighting
+from tests.support.inbox import Clock, novelty_ids, sighting
+from tests.support.waiting import wait_until
 
 SECONDS = 10  # a test that waits this long has failed
 
@@ -225,3 +227,22 @@ def test_many_threads_may_offer_concurrently(inbox: Inbox, reports: Reports) -> 
     assert writer.close(SECONDS)
     assert len(reports.added) + len(reports.dropped) == 200
     assert sum(item.count for item in inbox.list().items) == len(reports.added)
+
+
+def test_an_erased_image_is_neither_queued_nor_added_any_more(slow: SlowInbox, reports: Reports) -> None:
+    writer = writer_of(slow, reports)
+    erased, other = make_image(1), make_image(2)
+    assert writer.offer(sighting(erased))
+    assert slow.entered.wait(SECONDS)  # this one is being added
+    for data in (erased, other, erased):
+        assert writer.offer(sighting(data))
+    discarding = threading.Thread(target=writer.discard, args=([sha256_bytes(erased)], SECONDS))
+    discarding.start()
+    wait_until(lambda: reports.dropped or len(writer._queue) == 1)
+    slow.release.set()
+    discarding.join(SECONDS)
+    slow.delete([sha256_bytes(erased)])
+    assert writer.flush(SECONDS)
+    assert reports.dropped == ["erased"] * 2
+    assert novelty_ids(slow) == {sha256_bytes(other)}
+    assert writer.close(SECONDS)
