@@ -1,6 +1,7 @@
 """The command `openworld`: its parser, and the one place where an error becomes a message and an exit code.
 
-    0  success       1  some files could not be read      2  an error, with a message that says what to do
+    0  success       1  some files could not be read, or `check` found problems
+    2  an error, with a message that says what to do
     3  the gate rejected the new version                130  interrupted
 
 Commands import torch and ONNX Runtime only when they use them.
@@ -18,7 +19,21 @@ from importlib.metadata import version
 from pathlib import Path
 
 from models.errors import OpenWorldError
-from openworld.commands import demo, learn, predict, serve, teach, train, up, versions
+from openworld.commands import (
+    add_data_argument,
+    backup,
+    check,
+    demo,
+    keys,
+    learn,
+    predict,
+    restore,
+    serve,
+    teach,
+    train,
+    up,
+    versions,
+)
 from openworld.environment import check_environment
 from tasks.errors import BatchError
 
@@ -44,7 +59,7 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"openworld {version('openworld')}")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for command in (up, serve, train, learn, teach, predict, versions, demo):
+    for command in (up, serve, train, learn, teach, predict, versions, keys, check, backup, restore, demo):
         name = command.__name__.rpartition(".")[2]
         sub = commands.add_parser(
             name,
@@ -54,12 +69,7 @@ def parser() -> argparse.ArgumentParser:
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         command.add_arguments(sub)
-        sub.add_argument(
-            "--data",
-            type=Path,
-            metavar="DIR",
-            help="the data folder: versions, images, backbone, inbox (default: OPENWORLD_DATA, else ./data)",
-        )
+        add_data_argument(sub)
         sub.set_defaults(run=command.run)
     return top
 

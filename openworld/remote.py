@@ -54,13 +54,18 @@ def find_service(arguments: argparse.Namespace, *, read_only: bool = True) -> st
         raise OpenWorldError(f"{URL}: {error}; name another service with --url, or a folder with --data") from error
 
 
+def service_url(url: str | None) -> str:
+    """The address that was given, or OPENWORLD_URL, or the default address."""
+    return url or os.environ.get(environment.URL) or URL
+
+
 @contextmanager
 def connect(url: str | None, timeout: float = 30.0) -> Iterator[Client]:
-    """A client of the service at `url`, or at OPENWORLD_URL, or at the default address.
+    """A client of the service at `service_url(url)`.
 
     The key comes from the environment only: other users of the machine can read a command line.
     """
-    url = url or os.environ.get(environment.URL) or URL
+    url = service_url(url)
     if not url.startswith(("http://", "https://")):
         raise OpenWorldError(f"{url!r} is not the address of a service: write {URL}")
     _check_connection(url, min(timeout, CONNECT_SECONDS))

@@ -55,8 +55,7 @@ def print_report(manifest: Manifest) -> None:
     facts = {
         "version": _lineage(manifest),
         "images": ", ".join(f"{name} ({n})" for name, n in metrics["images_per_class"].items()),
-        "estimate": f"for fresh images, accuracy {percent(metrics['accuracy'])}, AUC of novelty "
-        f"{ratio(metrics['novelty_auc'])}",
+        "estimate": estimate(metrics),
         "never seen": _threshold(manifest),
         "rule": manifest.rule["name"],
         "capacity": f"{percent(capacity['used_max'])} of {capacity['bottleneck']} units in the fullest adapter, "
@@ -68,6 +67,11 @@ def print_report(manifest: Manifest) -> None:
     for name, fact in facts.items():
         grid.add_row(name, Text(fact))
     out.print(grid)
+
+
+def estimate(metrics: Mapping[str, Any]) -> str:
+    """What a version should reach on fresh images."""
+    return f"for fresh images, accuracy {percent(metrics['accuracy'])}, AUC of novelty {ratio(metrics['novelty_auc'])}"
 
 
 def print_advice(advice: Advice, images: Mapping[str, str]) -> None:

@@ -59,7 +59,7 @@ def summarise(name: str, answers: Sequence[Answer], taught: bool) -> str:
 
 
 def _words(answer: Answer) -> str:
-    return in_words(answer.certainty, answer.label, answer.nearest)
+    return in_words(answer.certainty, answer.label, answer.nearest, answer.p_novel)
 
 
 class Demo:

@@ -140,5 +140,5 @@ def _row(path: Path, answer: Answer | str) -> list[str | Text]:
     name = os.fsencode(path).decode(errors="replace")
     if isinstance(answer, str):
         return [name, Text(f"error: {answer}", style="red")]
-    words = in_words(answer.certainty, answer.label, answer.nearest)
+    words = in_words(answer.certainty, answer.label, answer.nearest, answer.p_novel)
     return [name, Text(words, style=STYLES[answer.certainty])]

@@ -64,9 +64,11 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         if task.result:
             tables.console().print(tables.task_table(task.result["tasks"]))
+            tables.console().print(f"estimate {tables.estimate(task.result)}")
             tables.print_advice(Advice.model_validate(task.result.get("advice") or {}), origins)
         if task.state == "published":
-            print(f"version {task.version} is active")
+            address = remote.service_url(arguments.url).rstrip("/")
+            print(f"version {task.version} is active: {address}/#/versions/{task.version}")
         else:
             print(f"{task.state}: {task.reason}", file=sys.stderr)
     return 0 if arguments.no_wait else EXIT_CODES.get(task.state, 2)

@@ -11,7 +11,7 @@ from types import FrameType
 from typing import Any
 
 from models.errors import OpenWorldError
-from models.versions.data_format import open_data_folder
+from models.versions.folder_id import folder_id
 from openworld import logs
 from openworld.commands import learn, require_packages
 from openworld.environment import settings_from
@@ -43,17 +43,17 @@ def run(arguments: argparse.Namespace) -> int:
     if settings.redis_url is None:
         raise OpenWorldError("there is no queue: set OPENWORLD_REDIS_URL, or start everything with `openworld up`")
     logs.set_up(settings.log_level, settings.log_format)
-    open_data_folder(settings.data)
+    id = folder_id(settings.data)
     os.nice(settings.nice)  # before the import of torch, which uses all cores for seconds
     # Imported here: other commands need no torch.
     from prometheus_client import start_http_server
 
-    from tasks.queue import TaskQueue, announce, connect
+    from tasks.queue import TaskQueue, announce, connect, key_prefix
     from trainer.worker.metrics import WorkerMetrics
     from trainer.worker.worker import Worker
 
-    client = connect(settings.redis_url.get_secret_value())
-    metrics = WorkerMetrics()
+    client, prefix = connect(settings.redis_url.get_secret_value()), key_prefix(id)
+    metrics = WorkerMetrics(settings.stall_seconds)
     if settings.metrics_port:
         try:
             start_http_server(settings.metrics_port, settings.metrics_host, metrics.registry)
@@ -62,9 +62,9 @@ def run(arguments: argparse.Namespace) -> int:
                 f"the trainer's metrics cannot be served on port {settings.metrics_port} ({error.strerror}): "
                 "choose another with OPENWORLD_TRAIN_METRICS_PORT, or none with 0"
             ) from error
-    queue = TaskQueue(client, lease_seconds=settings.lease_seconds, max_attempts=settings.max_attempts)
+    queue = TaskQueue(client, prefix, lease_seconds=settings.lease_seconds, max_attempts=settings.max_attempts)
     name = f"{socket.gethostname()}-{os.getpid()}"
-    worker = Worker(arguments.data, queue, learner, name, metrics, lambda version: announce(client, version))
+    worker = Worker(arguments.data, queue, learner, name, metrics, lambda version: announce(client, version, prefix))
 
     def stop(number: int, frame: FrameType | None) -> None:
         log.info("stopping at the end of the epoch; send the signal again to stop at once")

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from models.errors import CorruptVersion, OpenWorldError
-from models.versions.lineage import lineage, summary
+from models.versions.history import history, summary
 from models.versions.manifest import Manifest
 from models.versions.store import MANIFEST, VersionStore
 from openworld import remote, tables
+from service.audit import AuditLog
 
 if TYPE_CHECKING:
     from service.client import Versions
@@ -60,12 +61,13 @@ def _of_folder(root: Path, activate: int | None) -> dict[str, Any]:
         if activate not in store.versions():
             raise OpenWorldError(f"there is no version {activate} in {root}: see openworld versions --data {root}")
         store.activate(activate, "operator", "openworld versions --activate")
+        AuditLog(root).record_command("version.activate", str(activate))
     current = store.current()
     return {
         "source": str(root),
         "current": current,
         "active": None,
-        "versions": list(lineage(store, current)),
+        "versions": list(history(store, current)),
         "rejected": list(_rejected(root)),
     }
 

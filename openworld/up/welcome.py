@@ -13,6 +13,7 @@ from models.backoff import Backoff
 from models.errors import StoreError
 from models.versions.store import VersionStore
 from openworld import remote
+from service.key_store import KeyStore
 from service.settings import ServiceSettings
 from trainer.worker.settings import WorkerSettings
 
@@ -52,7 +53,7 @@ def _url(host: str, port: int) -> str:
 
 def welcome(server: ServiceSettings, worker: WorkerSettings, version: int) -> str:
     url = _url(server.host, server.port)
-    key = "-H 'Authorization: Bearer <key>' " if server.keys else ""
+    key = "-H 'Authorization: Bearer <key>' " if server.keys or KeyStore(server.data).records() else ""
     metrics = f"{url}/metrics"
     if worker.metrics_port:
         metrics += f"; trainer: {_url(worker.metrics_host, worker.metrics_port)}/metrics"

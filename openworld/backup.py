@@ -1,0 +1,218 @@
+"""Backups of a data folder and its queue, made while the service runs, and their restoration.
+
+    <backup>/backup.json   written last: release, time, and the hash of every other file
+    <backup>/data/         the data folder, without checkpoints, spooled uploads and locks
+    <backup>/queue.json    the tasks, if there is a queue
+
+**A backup is complete or absent, and its parts fit together.** The order of copying gives this without a pause of the
+service. The queue comes first: each of its tasks finds its images and versions, which are stored before and kept. Then
+`CURRENT` and the log of promotions, then the versions, which never change, then images and inbox. Erasures
+come last, and are applied to the copy.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from pydantic import AwareDatetime, BaseModel, ValidationError
+
+from models import files
+from models.errors import OpenWorldError, StoreError
+from models.versions.data_format import FORMAT, check_format
+from models.versions.store import VersionStore
+from service.inbox.snapshot import copy_database, novelty_sizes
+from tasks.images import ImageStore, erased_images, record_erasure
+from tasks.images.erasures import LOG as ERASURES
+from tasks.queue import TaskQueue
+
+MANIFEST, DATA, QUEUE = "backup.json", "data", "queue.json"
+INBOX = "inbox/inbox.sqlite3"
+# Copied in their own way, or not at all: a restored folder is another folder, with an id of its own.
+OWN_WAY = frozenset({"CURRENT", "promotions.jsonl", ERASURES, "ID"})
+
+
+class BackupManifest(BaseModel):
+    """`backup.json`."""
+
+    format: int = FORMAT  # of the data folder
+    release: str
+    created: AwareDatetime
+    files: dict[str, str]  # path below the backup -> sha256
+
+
+def create_backup(root: Path, target: Path, queue: TaskQueue | None) -> list[str]:
+    """Copy the data folder `root` to `target`, which must not exist. Returns what is damaged and left out."""
+    check_format(root)
+    if target.exists():
+        raise OpenWorldError(f"{target} exists: give the name of a new folder")
+    temporary = files.temporary_beside(target.absolute())
+    damaged: list[str] = []
+    try:
+        data = temporary / DATA
+        data.mkdir(parents=True)
+        hashes: dict[str, str] = {}
+        if queue is not None:
+            (temporary / QUEUE).write_text(json.dumps(queue.export(), ensure_ascii=False))
+        for path in _sources(root, VersionStore(root), data):
+            place = path.relative_to(root)
+            try:
+                hashes[f"{DATA}/{place}"] = digest = _copy(path, data / place)
+            except FileNotFoundError:
+                continue  # removed since it was listed: a killed attempt, or an erased image
+            if place.parts[0] == "images" and digest != path.name:
+                damaged.append(str(place))
+                (data / place).unlink()
+                del hashes[f"{DATA}/{place}"]
+        hashes |= _copy_inbox(root, data)
+        if (root / ERASURES).exists():
+            hashes[f"{DATA}/{ERASURES}"] = _copy(root / ERASURES, data / ERASURES)
+        for gone in _erase(data, erased_images(data), root):
+            hashes.pop(f"{DATA}/{gone}", None)
+        for name in ("CURRENT", "promotions.jsonl", INBOX):
+            if (data / name).exists():
+                hashes[f"{DATA}/{name}"] = files.sha256_file(data / name)
+        if (temporary / QUEUE).exists():
+            hashes[QUEUE] = files.sha256_file(temporary / QUEUE)
+        manifest = BackupManifest(release=version("openworld"), created=datetime.now(UTC), files=hashes)
+        (temporary / MANIFEST).write_text(manifest.model_dump_json(indent=1))
+        os.sync()  # one call for all files
+        temporary.rename(target)
+        files.fsync_folder(target.absolute().parent)
+    except BaseException:
+        files.remove(temporary)
+        raise
+    return damaged
+
+
+def read_manifest(backup: Path) -> BackupManifest:
+    try:
+        manifest = BackupManifest.model_validate_json((backup / MANIFEST).read_bytes())
+    except (OSError, ValidationError) as error:
+        raise OpenWorldError(f"{backup} is not a complete backup ({MANIFEST}: {error})") from error
+    if manifest.format > FORMAT:
+        raise OpenWorldError(
+            f"{backup} has format {manifest.format}, made by openworld {manifest.release}; this one reads {FORMAT}: "
+            "upgrade openworld"
+        )
+    return manifest
+
+
+def restore_data(backup: Path, target: Path, erased: Iterable[str] = ()) -> None:
+    """Write the data folder of a backup to `target`, which must be complete before it is renamed by the caller.
+
+    Every file is verified. `erased` are images that were erased since the backup was made.
+    """
+    for name, expected in read_manifest(backup).files.items():
+        if not name.startswith(f"{DATA}/"):
+            continue
+        try:
+            found = _copy(backup / name, target / name.removeprefix(f"{DATA}/"))
+        except FileNotFoundError as error:
+            raise StoreError(f"{backup / name} is missing: use another backup") from error
+        if found != expected:
+            raise StoreError(f"{backup / name} has changed since the backup was made: use another backup")
+    gone = set(erased)
+    _erase(target, gone, target)
+    record_erasure(target, gone - erased_images(target), "restore")
+
+
+def restored_queue(backup: Path) -> Mapping[str, Any] | None:
+    """The verified tasks of a backup; None if it was made without a queue."""
+    expected = read_manifest(backup).files.get(QUEUE)
+    if expected is None:
+        return None
+    data = (backup / QUEUE).read_bytes()
+    if files.sha256_bytes(data) != expected:
+        raise StoreError(f"{backup / QUEUE} has changed since the backup was made: use another backup")
+    document: dict[str, Any] = json.loads(data)
+    return document
+
+
+# Details
+
+
+def _sources(root: Path, store: VersionStore, data: Path) -> Iterator[Path]:
+    """The files to copy, in the order that keeps the copy consistent; writes CURRENT and the log of promotions."""
+    with files.file_lock(root / ".lock"):  # for milliseconds: no promotion is half done
+        for name in ("CURRENT", "promotions.jsonl"):
+            if (root / name).exists():
+                (data / name).write_bytes((root / name).read_bytes())
+        promoted = {line.version for line in store.log()}
+        numbers = [n for n in store.versions() if n in promoted]
+    for n in numbers:
+        yield from _tree(store.folder(n))
+    for path in sorted(root.iterdir()):
+        if path.is_file() and not path.name.startswith(".") and path.name not in OWN_WAY:
+            yield path
+    for name in ("graphs", "rejected", "images"):
+        yield from _tree(root / name)
+
+
+def _tree(folder: Path) -> Iterator[Path]:
+    for place, names, file_names in os.walk(folder):
+        names[:] = sorted(name for name in names if not name.startswith("."))
+        yield from (Path(place) / name for name in sorted(file_names) if not name.startswith("."))
+
+
+def _copy_inbox(root: Path, data: Path) -> dict[str, str]:
+    """Copy the rows and then their images; a novelty that was deleted in between is left out."""
+    if not (root / INBOX).exists():
+        return {}
+    (data / INBOX).parent.mkdir(parents=True, exist_ok=True)
+    copy_database(root / INBOX, data / INBOX)
+    hashes = {}
+    with closing(sqlite3.connect(data / INBOX)) as connection:
+        for id in novelty_sizes(connection):
+            place = f"inbox/images/{id[:2]}/{id}"
+            try:
+                hashes[f"{DATA}/{place}"] = _copy(root / place, data / place)
+            except FileNotFoundError:
+                _delete_novelty(connection, id)
+    return hashes
+
+
+def _erase(data: Path, erased: set[str], source: Path) -> list[str]:
+    """Remove erased images from a copied folder, unless they were submitted again; returns their places."""
+    images, again = ImageStore(data), ImageStore(source)
+    gone = [sha256 for sha256 in erased if sha256 in images and (source == data or sha256 not in again)]
+    places = [f"images/{sha256[:2]}/{sha256}" for sha256 in gone]
+    for place in places:
+        (data / place).unlink()
+    if not (data / INBOX).exists():
+        return places
+    with closing(sqlite3.connect(data / INBOX)) as connection:
+        for sha256 in erased:
+            image = data / "inbox" / "images" / sha256[:2] / sha256
+            if image.exists() and (source == data or not (source / image.relative_to(data)).exists()):
+                image.unlink()
+                _delete_novelty(connection, sha256)
+                places.append(str(image.relative_to(data)))
+    return places
+
+
+def _delete_novelty(connection: sqlite3.Connection, id: str) -> None:
+    with connection:
+        connection.execute("DELETE FROM novelties WHERE id = ?", (id,))
+
+
+def _copy(source: Path, target: Path) -> str:
+    """Copy a file and return the sha256 of what was copied."""
+    digest = hashlib.sha256()
+    with source.open("rb") as reading:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with target.open("wb") as writing:
+            while chunk := reading.read(1 << 20):
+                digest.update(chunk)
+                writing.write(chunk)
+    shutil.copystat(source, target)  # the age of an image counts from its last submission
+    return digest.hexdigest()

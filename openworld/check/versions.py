@@ -1,0 +1,118 @@
+"""Checks of versions: every one loads and verifies, the log of promotions agrees, no task is learned twice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from models.errors import CorruptVersion
+from models.inference.model import read_model
+from models.versions.manifest import Manifest
+from models.versions.store import MANIFEST, VersionStore
+from openworld.check.report import Finding, Report
+from tasks.errors import UnknownTask
+from tasks.queue import TaskQueue
+
+
+def check_versions(root: Path, queue: TaskQueue | None, report: Report) -> Iterator[Finding]:
+    store = VersionStore(root)
+    numbers = store.versions()
+    report.checked["versions"] = len(numbers)
+    manifests: dict[int, Manifest] = {}
+    for n in numbers:
+        try:
+            loaded = store.load(n)
+            manifests[n] = loaded.manifest
+            read_model(loaded)
+        except CorruptVersion as error:
+            if store.folder(n).exists():  # an attempt that was not promoted may be removed by the next one
+                yield Finding("version_damaged", f"version {n}", f"{error}; copy its folder from a backup")
+            continue
+        extra = {path.name for path in store.folder(n).iterdir()} - {MANIFEST, *loaded.manifest.files}
+        for name in sorted(extra):
+            yield Finding("unknown_file", f"versions/{n:06d}/{name}", "no manifest names this file: remove it")
+    yield from _check_log(store)
+    yield from _check_lineage(manifests)
+    yield from _check_promoted(store, manifests, queue)
+    yield from _check_rejected(root, report)
+
+
+def current_or_none(store: VersionStore) -> int | None:
+    """The current version; None also if CURRENT is damaged, which the check of the log reports."""
+    try:
+        return store.current()
+    except CorruptVersion:
+        return None
+
+
+def _check_log(store: VersionStore) -> Iterator[Finding]:
+    """`CURRENT` is the last promotion of the log, and each promotion replaced an earlier one."""
+    try:
+        current = store.current()
+    except CorruptVersion as error:
+        yield Finding("current_damaged", "CURRENT", str(error))
+        return
+    log = store.log()
+    if current is None:
+        if store.versions():
+            yield Finding("no_current", "CURRENT", "there are versions, and none is current: activate one")
+        return
+    if current not in store.versions():
+        yield Finding(
+            "current_missing", "CURRENT", f"version {current} is current and does not exist: activate another"
+        )
+    if not log or log[-1].version != current:
+        last = f"version {log[-1].version}" if log else "nothing"
+        yield Finding("log_disagrees", "promotions.jsonl", f"CURRENT names version {current}, the log ends with {last}")
+    known: set[int | None] = {None}
+    for line in log:
+        if line.previous not in known:
+            message = f"version {line.version} replaced version {line.previous}, whose promotion is not in the log"
+            yield Finding("log_gap", f"promotions.jsonl, version {line.version}", message)
+        known.add(line.version)
+
+
+def _check_lineage(manifests: dict[int, Manifest]) -> Iterator[Finding]:
+    """No version has learned a task twice, and every parent is an earlier version."""
+    for n in manifests:
+        learned: dict[str, int] = {}
+        step: int | None = n
+        while step is not None and step in manifests:
+            found = manifests[step]
+            if found.task_id in learned:
+                where = f"version {n}, task {found.task_id}"
+                yield Finding(
+                    "learned_twice", where, f"learned in version {step} and again in {learned[found.task_id]}"
+                )
+            learned[found.task_id] = step
+            if found.parent is not None and found.parent >= step:
+                yield Finding("parent_not_earlier", f"version {step}", f"its parent is version {found.parent}")
+                break
+            step = found.parent
+
+
+def _check_promoted(store: VersionStore, manifests: dict[int, Manifest], queue: TaskQueue | None) -> Iterator[Finding]:
+    """A version that was never current belongs to an attempt that was killed, and its task is tried again."""
+    promoted = {line.version for line in store.log()}
+    for n, manifest in manifests.items():
+        if n in promoted or not store.folder(n).exists():
+            continue
+        try:
+            unfinished = queue is None or not queue.get(manifest.task_id).ended
+        except UnknownTask:
+            unfinished = False
+        message = "it was never current: the next version that is published replaces it"
+        yield Finding("never_promoted", f"version {n}", message, note=unfinished)
+
+
+def _check_rejected(root: Path, report: Report) -> Iterator[Finding]:
+    folders = [path for path in (root / "rejected").glob("[!.]*") if path.is_dir()]
+    report.checked["rejected"] = len(folders)
+    for folder in folders:
+        try:
+            manifest = Manifest.from_json((folder / MANIFEST).read_bytes(), name=MANIFEST)
+            for name, entry in manifest.files.items():
+                entry.check((folder / name).read_bytes(), name=name)
+        except (CorruptVersion, OSError) as error:
+            if folder.exists():
+                yield Finding("rejected_damaged", f"rejected/{folder.name}", f"{error}: remove the folder")
