@@ -84,9 +84,11 @@ class AsyncClient:
     async def versions(self) -> Versions:
         return await self._send(calls.versions(self._timeout))
 
-    async def activate(self, version: int, reason: str = "requested by a client") -> Versions:
+    async def activate(
+        self, version: int, reason: str = "requested by a client", *, replacing: int | None = None
+    ) -> Versions:
         """Make a version current: roll back or forward."""
-        return await self._send(calls.activate(version, reason, self._timeout))
+        return await self._send(calls.activate(version, reason, replacing, self._timeout))
 
     async def _send(self, call: Call[M]) -> M:
         attempts = call.attempts()

@@ -132,8 +132,9 @@ def versions(timeout: float) -> Call[Versions]:
     return Call(Versions, "GET", "/versions", {}, timeout)
 
 
-def activate(version: int, reason: str, timeout: float) -> Call[Versions]:
-    return Call(Versions, "POST", f"/versions/{version}/activate", {"params": {"reason": reason}}, timeout)
+def activate(version: int, reason: str, replacing: int | None, timeout: float) -> Call[Versions]:
+    params: dict[str, Any] = {"reason": reason} | ({} if replacing is None else {"replacing": replacing})
+    return Call(Versions, "POST", f"/versions/{version}/activate", {"params": params}, timeout)
 
 
 def classes(timeout: float) -> Call[Classes]:

@@ -84,9 +84,11 @@ class Client:
     def versions(self) -> Versions:
         return self._send(calls.versions(self._timeout))
 
-    def activate(self, version: int, reason: str = "requested by a client") -> Versions:
+    def activate(
+        self, version: int, reason: str = "requested by a client", *, replacing: int | None = None
+    ) -> Versions:
         """Make a version current: roll back or forward."""
-        return self._send(calls.activate(version, reason, self._timeout))
+        return self._send(calls.activate(version, reason, replacing, self._timeout))
 
     def _send(self, call: Call[M]) -> M:
         attempts = call.attempts()

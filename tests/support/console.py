@@ -9,7 +9,7 @@ import httpx2 as httpx
 from service.wire.predictions import Prediction
 from tests.support.servers import IMAGES
 
-PAGES = ("inbox", "tasks", "try", "versions", "live")
+PAGES = ("inbox", "tasks", "try", "versions", "live", "audit")
 
 
 def image(name: str, number: int) -> bytes:

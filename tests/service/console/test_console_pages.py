@@ -67,24 +67,25 @@ def test_scores_are_shown_as_details_for_experts_only(browser: Any, taught: Loop
 
 
 def test_the_console_uses_the_words_of_the_python_client(browser: Any, taught: Loop) -> None:
-    answers: list[tuple[str, str | None, list[tuple[str, float]]]] = [
-        ("sure", "apple", [("apple", 0.93), ("pear", 0.04)]),
-        ("unsure", "pear", [("pear", 0.54), ("apple", 0.31), ("fig", 0.1)]),
-        ("unsure", "pear", [("pear", 0.6), ("apple", 0.049)]),
-        ("unsure", "pear", [("apple", 0.4), ("pear", 0.3)]),
-        ("novel", None, [("pear", 0.12), ("apple", 0.04)]),
-        ("novel", None, [("pear", 1e-9)]),
-        ("novel", None, []),
+    answers: list[tuple[str, str | None, list[tuple[str, float]], float]] = [
+        ("sure", "apple", [("apple", 0.93), ("pear", 0.04)], 0.03),
+        ("unsure", "pear", [("pear", 0.54), ("apple", 0.31), ("fig", 0.1)], 0.05),
+        ("unsure", "pear", [("pear", 0.6), ("apple", 0.049)], 0.3),
+        ("unsure", "pear", [("apple", 0.4), ("pear", 0.3)], 0.3),
+        ("unsure", "pear", [("pear", 0.14), ("apple", 0.11)], 0.6),
+        ("novel", None, [("pear", 0.12), ("apple", 0.04)], 0.9),
+        ("novel", None, [("pear", 1e-9)], 1.0),
+        ("novel", None, [], 1.0),
     ]
     with visit(browser, taught.url) as visiting:
         page = visiting.open("try")
-        for certainty, label, nearest in answers:
+        for certainty, label, nearest, p_novel in answers:
             entries = [{"label": name, "share": share} for name, share in nearest]
             words = page.evaluate(
                 "async (answer) => (await import(new URL('console/js/format.mjs', location.href))).inWords(answer)",
-                {"certainty": certainty, "label": label, "nearest": entries},
+                {"certainty": certainty, "label": label, "nearest": entries, "p_novel": p_novel},
             )
-            assert words.replace("\u00a0", " ") == in_words(certainty, label, nearest)
+            assert words.replace("\u00a0", " ") == in_words(certainty, label, nearest, p_novel)
 
 
 def test_every_page_says_what_to_do_while_nothing_is_learned(browser: Any, tmp_path: Path) -> None:

@@ -9,10 +9,11 @@ const RUNNER_UP_SHARE = 0.05;
 const withShare = ({ label, share }) => `${label} (${probability(share)})`;
 
 /** An answer as people read it; the same words as `in_words` in service/wire/predictions.py. */
-export function inWords({ certainty, label, nearest }) {
+export function inWords({ certainty, label, nearest, p_novel: pNovel }) {
   if (label === null) return ["never seen", ...nearest.slice(0, 1).map(withShare)].join("; nearest: ");
   const best = nearest.find((entry) => entry.label === label) ?? { label, share: 0 };
   if (certainty === "sure") return `sure: ${withShare(best)}`;
+  if (pNovel > best.share) return `unsure: looks like ${withShare(best)}, or never seen`;
   const others = nearest.filter((entry) => entry !== best && entry.share >= RUNNER_UP_SHARE);
   return `unsure: looks like ${[best, ...others.slice(0, 1)].map(withShare).join(", ")}`;
 }

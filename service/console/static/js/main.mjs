@@ -15,6 +15,7 @@ const PAGES = {
   try: { title: "Try it", role: "predict", load: () => import("./pages/try/try.mjs") },
   versions: { title: "Versions", load: () => import("./pages/versions/versions.mjs") },
   live: { title: "Live", load: () => import("./pages/live.mjs") },
+  audit: { title: "Audit", role: "operate", load: () => import("./pages/audit.mjs") },
 };
 
 const main = byId("main");

@@ -1,17 +1,18 @@
 // What would help: labels to check, confused classes, and classes that need more images.
 
-import { get, session } from "../api.mjs";
-import { h } from "../dom.mjs";
+import { post, session } from "../api.mjs";
+import { button, h } from "../dom.mjs";
 import { percent, plural } from "../format.mjs";
-import { thumbnail } from "./images.mjs";
+import { taskFeed } from "../task_feed.mjs";
+import { storedThumbnail } from "./images.mjs";
+import { confirmDialog, showError, toast } from "./notices.mjs";
 
-/** The box with the advice of a version; null when there is none. */
-export function adviceBox(advice) {
+/** The box with advice; null when there is none. `stored`: the image store has every image whose label looks wrong. */
+export function adviceBox(advice, { stored }) {
   if (!advice) return null;
   const { wrong_labels: wrong, confused, weak } = advice;
   if (!wrong.length && !confused.length && !weak.length) return null;
-  const images = wrong.map((entry) => ({ id: entry.image, item: wrongLabel(entry) }));
-  if (images.length && session.hasRole("label")) addThumbnails(images);
+  const shown = stored && session.hasRole("label");
   return h(
     "section",
     { class: "advice" },
@@ -19,17 +20,18 @@ export function adviceBox(advice) {
     h(
       "ul",
       {},
-      images.map(({ item }) => item),
+      wrong.map((entry) => wrongLabel(entry, shown)),
       confused.map(confusedPair),
       weak.map(weakClass),
     ),
   );
 }
 
-const wrongLabel = ({ image, label, looks_like: other, share }) =>
+const wrongLabel = ({ image, label, looks_like: other, share }, shown) =>
   h(
     "li",
     {},
+    shown && storedThumbnail(image, 192),
     h(
       "span",
       {},
@@ -37,7 +39,24 @@ const wrongLabel = ({ image, label, looks_like: other, share }) =>
       h("code", { title: image }, image.slice(0, 12)),
       `: it is labelled ${label}, but looks like ${other} (${percent(share)}).`,
     ),
+    shown && button(`Label it ${other}`, () => correct(image, label, other)),
   );
+
+/** Submits the image again, under another label. */
+async function correct(image, label, other) {
+  const confirmed = await confirmDialog({
+    title: `Label this image ${other}?`,
+    text: `It is removed from ${label} and learned as ${other}, in a new task.`,
+    action: `Label it ${other}`,
+  });
+  if (!confirmed) return;
+  try {
+    taskFeed.update(await post("tasks", { classes: { [other]: [image] } }));
+    toast("The correction is queued.", { action: { text: "Show task", href: "#/tasks" } });
+  } catch (error) {
+    showError(error, "The label was not corrected");
+  }
+}
 
 const confusedPair = ({ classes: [one, other], images }) =>
   h(
@@ -48,15 +67,3 @@ const confusedPair = ({ classes: [one, other], images }) =>
 
 const weakClass = ({ name, images, more }, rank) =>
   h("li", {}, `${more} more images of ${name} would help${rank ? "" : " most"} (it has ${images}).`);
-
-/** Adds the thumbnails of images that the inbox still holds: it is asked first, because browsers log every 404. */
-async function addThumbnails(images) {
-  let labelled;
-  try {
-    labelled = await get("novelties?state=labelled&limit=200");
-  } catch {
-    return; // this server has no inbox
-  }
-  const held = new Set(labelled.items.map(({ id }) => id));
-  for (const { id, item } of images) if (held.has(id)) item.prepend(thumbnail(id, 96));
-}

@@ -1,4 +1,4 @@
-// Images of the inbox. Without keys the browser loads them lazily by itself. An <img> cannot send a key: with keys, an
+// Images of the inbox and of the image store. Without keys the browser loads them lazily by itself. An <img> cannot send a key: with keys, an
 // image is fetched when it comes near the viewport and released when it leaves.
 
 import { fetchImageUrl, session } from "../api.mjs";
@@ -33,7 +33,7 @@ function release(image) {
   delete image.dataset.state;
 }
 
-function inboxImage(path, attributes) {
+function serverImage(path, attributes) {
   const image = h("img", { decoding: "async", onerror: () => image.classList.add("missing"), ...attributes });
   if (session.me.keys_needed) {
     paths.set(image, path);
@@ -47,6 +47,10 @@ function inboxImage(path, attributes) {
 
 /** A decorative thumbnail: its meaning belongs to the element around it. */
 export const thumbnail = (id, size = 256) =>
-  inboxImage(`novelties/${id}/thumbnail?size=${size}`, { class: "thumbnail", alt: "" });
+  serverImage(`novelties/${id}/thumbnail?size=${size}`, { class: "thumbnail", alt: "" });
 
-export const fullImage = (id, alt) => inboxImage(`novelties/${id}/image`, { class: "full-image", alt });
+/** The same, of an image that a task submitted. */
+export const storedThumbnail = (id, size) =>
+  serverImage(`images/${id}/thumbnail?size=${size}`, { class: "thumbnail", alt: "" });
+
+export const fullImage = (id, alt) => serverImage(`novelties/${id}/image`, { class: "full-image", alt });

@@ -44,6 +44,12 @@ export const factList = (facts) =>
       .map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]),
   );
 
+/** What a version, or the result of a task, should reach on fresh images; null if it does not say. */
+export const estimate = ({ accuracy = null, novelty_auc: auc = null }) =>
+  [accuracy !== null && `accuracy ${percent(accuracy, 1)}`, auc !== null && `novelty AUC ${fixed(auc, 3)}`]
+    .filter(Boolean)
+    .join(", ") || null;
+
 /** The gate's report: each task on its held-out images, before and after a version was trained. */
 export const gateTable = (reports) =>
   table(

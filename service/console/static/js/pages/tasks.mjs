@@ -1,10 +1,10 @@
 // Tasks: state, progress and result of every batch.
 
-import { post, session } from "../api.mjs";
+import { get, post, session } from "../api.mjs";
 import { adviceBox } from "../components/advice.mjs";
 import { lineChart } from "../components/charts.mjs";
 import { confirmDialog, emptyState, problemBox, showError } from "../components/notices.mjs";
-import { gateTable } from "../components/tables.mjs";
+import { estimate, gateTable } from "../components/tables.mjs";
 import { button, h, render } from "../dom.mjs";
 import { duration, percent, plural, short, timeAgo } from "../format.mjs";
 import { ENDED, taskFeed } from "../task_feed.mjs";
@@ -17,7 +17,7 @@ const PHASES = {
 };
 
 export async function show(body, { signal }) {
-  const cards = new Map(); // task id -> { card, task }; only changed cards are redrawn, so that the focus stays
+  const cards = new Map(); // task id -> { card, content }; only changed cards are redrawn, so that the focus stays
   const draw = () => {
     if (!taskFeed.loaded) return render(body, h("p", { class: "muted" }, "Loading…"));
     if (taskFeed.problem)
@@ -29,9 +29,10 @@ export async function show(body, { signal }) {
     if (!tasks.length) return render(body, noTasks());
     const wanted = tasks.map((task) => {
       const drawn = cards.get(task.id);
-      if (drawn && JSON.stringify(drawn.task) === JSON.stringify(task)) return drawn.card;
+      const content = JSON.stringify([task, isNewest(task)]);
+      if (drawn?.content === content) return drawn.card;
       const card = drawn?.card ?? h("article", { class: "card task" });
-      cards.set(task.id, { card, task });
+      cards.set(task.id, { card, content });
       render(card, taskCard(task));
       return card;
     });
@@ -73,7 +74,8 @@ function taskCard(task) {
     task.reason && h("p", { class: task.state === "queued" ? "muted" : "warning" }, task.reason),
     ended ? lossCurve(task) : progress(task),
     task.result?.tasks?.length > 0 && gateTable(task.result.tasks),
-    adviceBox(task.result?.advice),
+    task.result && estimate(task.result) && h("p", {}, `Estimate for fresh images: ${estimate(task.result)}.`),
+    advice(task),
     h(
       "div",
       { class: "row" },
@@ -82,6 +84,19 @@ function taskCard(task) {
       mayLabel && ended && task.state !== "published" && button("Try again", () => retry(task)),
     ),
   ];
+}
+
+const isNewest = (task) => task.state === "published" && task.version === taskFeed.newestVersion;
+
+/** Of a rejected task and of the newest version; the advice of earlier versions is out of date. */
+function advice(task) {
+  if (task.state === "rejected") return adviceBox(task.result?.advice, { stored: false });
+  if (!isNewest(task)) return null;
+  const box = h("div", {});
+  get(`versions/${task.version}`)
+    .then((version) => render(box, adviceBox(version.advice, { stored: true })))
+    .catch(() => render(box, adviceBox(task.result?.advice, { stored: false })));
+  return box;
 }
 
 function progress(task) {

@@ -144,8 +144,10 @@ function trialResult(trial, draw) {
 }
 
 function answer(prediction, explanation) {
-  const { certainty, nearest, version } = prediction;
-  const others = nearest.reduce((rest, { share }) => rest - share, 1);
+  const { certainty, novel, nearest, version, p_novel: pNovel } = prediction;
+  // The shares of all classes add up to this, see `nearest` in docs/api.md.
+  const known = novel ? Math.min(1 - pNovel, 0.5) : Math.max(1 - pNovel, 0.5);
+  const others = nearest.reduce((rest, { share }) => rest - share, known);
   return [
     h("h2", { class: `answer ${certainty}` }, inWords(prediction)),
     h("p", {}, nearest.length ? "The most similar classes:" : "Nothing has been learned yet."),
@@ -154,7 +156,8 @@ function answer(prediction, explanation) {
         "ul",
         { class: "shares" },
         nearest.map((entry) => shareBar(entry.label, entry.share)),
-        shareBar("none of these", Math.max(0, others)),
+        others >= 0.01 && shareBar("other classes", others),
+        shareBar("never seen", 1 - known),
       ),
     explanation && explanation.threshold !== null && scoreScale(explanation),
     version > 0 &&

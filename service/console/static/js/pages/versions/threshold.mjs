@@ -76,7 +76,8 @@ export function thresholdExplorer({ reference, simulated, threshold, novel_above
     h(
       "p",
       { class: "muted" },
-      `Measured on ${reference.length} left-out known images and ${simulated.length} simulated novel ones. `,
+      `Measured on ${reference.length} left-out known images and ${simulated.length} simulated novel ones: `,
+      "images of known classes that are left out in turn. ",
       flag
         ? `The trainer was set to flag ${percent(flag)} of simulated novel images.`
         : accept && `The trainer was set to accept ${percent(accept)} of known images.`,
@@ -95,10 +96,13 @@ const inWords = (accepted, flagged) =>
   `accepts ${percent(accepted)} of known images` +
   (flagged === null ? "" : `, flags ${percent(flagged)} of simulated novel ones`);
 
+/** As many digits as `percent` shows, rounded alike. */
+const rounded = (share) => ((100 * share).toFixed(0) / 100).toFixed(2);
+
 /** The settings of the trainer that lead to this point; ACCEPT is above 0.5 and below 1. */
 function settings(accepted, flagged) {
-  const accept = accepted > 0.5 && accepted < 1 && h("code", {}, `OPENWORLD_TRAIN_ACCEPT=${accepted.toFixed(2)}`);
-  const flag = flagged > 0 && flagged < 1 && h("code", {}, `OPENWORLD_TRAIN_FLAG=${flagged.toFixed(2)}`);
+  const accept = accepted > 0.5 && accepted < 1 && h("code", {}, `OPENWORLD_TRAIN_ACCEPT=${rounded(accepted)}`);
+  const flag = flagged > 0 && flagged < 1 && h("code", {}, `OPENWORLD_TRAIN_FLAG=${rounded(flagged)}`);
   if (accept && flag) return [accept, " or ", flag];
   return accept || flag || "OPENWORLD_TRAIN_ACCEPT or OPENWORLD_TRAIN_FLAG to a share between these points";
 }

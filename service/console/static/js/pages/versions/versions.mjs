@@ -3,7 +3,7 @@
 import { get, post, session, withQuery } from "../../api.mjs";
 import { adviceBox } from "../../components/advice.mjs";
 import { confirmDialog, emptyState, problemBox, showError, toast } from "../../components/notices.mjs";
-import { factList, gateTable } from "../../components/tables.mjs";
+import { estimate, factList, gateTable } from "../../components/tables.mjs";
 import { button, h, render } from "../../dom.mjs";
 import { dateTime, duration, fixed, joinNames, percent, timeAgo } from "../../format.mjs";
 import { taskFeed } from "../../task_feed.mjs";
@@ -170,12 +170,12 @@ function versionDetail(version, data, load) {
     Created: `${dateTime(version.created)}${seconds ? `, trained in ${duration(seconds)}` : ""}`,
     Parent: parent ? `version ${parent}` : "none",
     Edit: version.edit,
+    "Fresh images": estimate(version) && `estimate: ${estimate(version)}`,
     Learned: Object.entries(learned)
       .map(([name, count]) => `${name} (${count} images)`)
       .join(", "),
     Classes: tasks.map((names, index) => `task ${index + 1}: ${names.join(", ")}`).join("; "),
     Capacity: capacity.used_max === undefined ? null : `${percent(capacity.used_max)} of the fullest adapter is used`,
-    "Estimate for fresh images": estimate(version),
     Rule: version.rule,
     Backbone: version.backbone,
   };
@@ -183,7 +183,7 @@ function versionDetail(version, data, load) {
   const activateButton = () =>
     button(
       number < data.serving ? "Roll back to this version" : "Activate this version",
-      () => activate(number, data.serving, load),
+      () => activate(number, data, load),
       { class: "primary" },
     );
   return [
@@ -197,27 +197,22 @@ function versionDetail(version, data, load) {
     ),
     factList(facts),
     reports.length > 0 && gateTable(reports),
-    adviceBox(version.advice),
+    adviceBox(version.advice, { stored: true }),
     version.reference.length > 0 && thresholdExplorer(version),
   ];
 }
 
-const estimate = ({ accuracy, novelty_auc: auc }) =>
-  [accuracy !== null && `accuracy ${percent(accuracy, 1)}`, auc !== null && `novelty AUC ${fixed(auc, 3)}`]
-    .filter(Boolean)
-    .join(", ") || null;
-
-async function activate(number, active, load) {
+async function activate(number, { serving, current }, load) {
   const control = h("input", { maxlength: "200", autocomplete: "off" });
   const answer = await confirmDialog({
     title: `Activate version ${number}?`,
-    text: `Version ${active} is active now and is kept. The change takes effect at once, no request is lost, and you can undo it.`,
+    text: `Version ${serving} is active now and is kept. The change takes effect at once, no request is lost, and you can undo it.`,
     action: `Activate version ${number}`,
     fields: [{ name: "reason", label: "Reason, for the history (optional)", control }],
   });
   if (!answer) return;
   try {
-    await post(withQuery(`versions/${number}/activate`, { reason: answer.reason || null }));
+    await post(withQuery(`versions/${number}/activate`, { reason: answer.reason || null, replacing: current }));
     toast(`Version ${number} is active.`);
     await load();
   } catch (error) {
