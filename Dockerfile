@@ -93,9 +93,10 @@ ENV OPENWORLD_TRAIN_METRICS_HOST=0.0.0.0 \
     HF_HUB_DISABLE_TELEMETRY=1
 EXPOSE 8001
 USER 10001:10001
+# openworld_train_alive is the worker's heartbeat: /metrics alone answers also while the worker hangs.
 HEALTHCHECK --interval=30s --timeout=10s --start-period=120s --retries=3 \
     CMD ["python", "-I", "-c", "import http.client, os, sys; \
         trainer = http.client.HTTPConnection('127.0.0.1', int(os.environ['OPENWORLD_TRAIN_METRICS_PORT']), timeout=9); \
         trainer.request('GET', '/metrics'); \
-        sys.exit(trainer.getresponse().status != 200)"]
+        sys.exit(b'openworld_train_alive 1.0' not in trainer.getresponse().read().splitlines())"]
 CMD ["train"]

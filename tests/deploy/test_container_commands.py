@@ -108,10 +108,19 @@ def test_the_trainer_is_healthy_only_while_it_runs(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     (tmp_path / "data").mkdir()
     with redis_of_compose(tmp_path / "redis") as url:
-        image = Container("trainer", tmp_path / "log", data=tmp_path / "data", metrics_port=free_port(), redis_url=url)
+        given: dict[str, object] = {"metrics_port": free_port(), "redis_url": url, "stall_seconds": 3}
+        image = Container("trainer", tmp_path / "log", data=tmp_path / "data", **given)
         assert image.health() == 1
         with image.running() as process:
             image.wait_until_healthy(process, 120)
+            # The worker waits for a Redis that hangs: its heartbeat stops, while /metrics still answers.
+            redis_pid = connect(url).info("server")["process_id"]
+            os.kill(redis_pid, signal.SIGSTOP)
+            try:
+                wait_until(lambda: image.health() == 1)
+            finally:
+                os.kill(redis_pid, signal.SIGCONT)
+            image.wait_until_healthy(process, 40)
             assert image.stop(process) == 0
         assert image.health() == 1
     assert list(image.home.rglob("*")) == []
