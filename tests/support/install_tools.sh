@@ -1,11 +1,12 @@
 #!/bin/sh
-# `make system`: install a browser and Prometheus from Debian's packages, for the tests that need them.
+# `make system`: install a browser, Prometheus and nginx from Debian's packages, for the tests that need them.
 # Never fails: without them these tests are skipped, with a message. Silent when nothing is missing.
 set -u
 
 missing() { # prints the packages whose commands are missing
     command -v chromium >/dev/null || printf 'chromium '
     { command -v prometheus && command -v promtool; } >/dev/null || printf 'prometheus '
+    PATH=$PATH:${SBIN:-/usr/sbin} command -v nginx >/dev/null || printf 'nginx '
 }
 
 # Packages start their services when they are installed. The tests need only the programs.
@@ -30,7 +31,9 @@ if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
     $apt update >/dev/null 2>&1
     # shellcheck disable=SC2086
     output=$($apt install -y --no-install-recommends $packages 2>&1) || printf '%s\n' "$output" | tail -n 3
-    case $packages in *prometheus*) systemctl disable --quiet prometheus >/dev/null 2>&1 ;; esac
+    for package in $packages; do
+        [ "$package" = chromium ] || systemctl disable --quiet "$package" >/dev/null 2>&1
+    done
 fi
 
 packages=$(missing)

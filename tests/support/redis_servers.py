@@ -16,7 +16,7 @@ import redis
 
 from openworld.up.embedded_redis import find_binary, redis_answers, redis_command, redis_url, socket_path
 from tasks.errors import LeaseLost
-from tasks.queue import Lease, Task, TaskProgress, TaskState, connect
+from tasks.queue import Lease, Task, TaskProgress, TaskState, connect, key_prefix
 from tasks.queue.queue import GROUP, TaskQueue
 from tests.support.waiting import wait_until
 
@@ -43,6 +43,9 @@ SERVERS_AND_PROTOCOLS = [
 ]
 # Both protocols on the first server, RESP3 on the others.
 FEWER_SERVERS_AND_PROTOCOLS = [*SERVERS_AND_PROTOCOLS[:2], *SERVERS_AND_PROTOCOLS[3::2]]
+
+
+PREFIX = key_prefix("0123456789abcdef")  # of the keys of a data folder
 
 
 class RedisServer:
@@ -186,6 +189,6 @@ def queue_fixtures(servers: Sequence[Any]) -> tuple[Any, Any, Any]:
 
     @pytest.fixture
     def queue(client: redis.Redis) -> TaskQueue:
-        return TaskQueue(client)
+        return TaskQueue(client, PREFIX)
 
     return address, client, queue

@@ -52,4 +52,5 @@ def test_the_page_lists_the_codes_of_all_problems() -> None:
     listed = {(int(status), code) for status, codes in rows for code in re.findall(r"`(\w+)`", codes)}
     known = {(status, code) for _, status, code, _ in problems.TABLE} | {(422, "invalid")}
     known |= {(status, code) for status, code in problems._HTTP_CODES.items()}
+    known.add((503, "too_many_connections"))  # service/http/protocol.py
     assert listed == known - {(499, "abandoned")}  # never sent: the client has closed the connection

@@ -14,8 +14,9 @@ import httpx2 as httpx
 import psutil
 import pytest
 
+from models.versions.folder_id import folder_id
 from models.versions.store import VersionStore
-from tasks.queue import announce, connect
+from tasks.queue import announce, connect, key_prefix
 from tests.support.redis_servers import RedisServer
 from tests.support.servers import RunningServer, known_image, learned_folder, running_server, wait_until
 
@@ -141,6 +142,7 @@ def test_an_announced_version_is_served_before_the_next_poll(tmp_path: Path) -> 
     ):
         assert answers(server, "class 4")["version"] == 1
         VersionStore(data).activate(3, "trainer", "as a trainer would")
+        prefix = key_prefix(folder_id(data))
         with closing(connect(redis.url)) as client:
             # Repeat the announcement: the server may still be connecting to Redis.
-            wait_until(lambda: announce(client, 3) or answers(server, "class 4")["version"] == 3)
+            wait_until(lambda: announce(client, 3, prefix) or answers(server, "class 4")["version"] == 3)

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from service.settings import ServiceSettings
 from tests.support.servers import RunningServer, known_image, learned_folder, running_server, wait_until
 
 
@@ -89,7 +90,9 @@ def test_a_missed_deadline_is_504_and_releases_its_permit(server: RunningServer)
 def test_a_client_that_sends_its_body_too_slowly_loses_its_permit(server: RunningServer) -> None:
     host, _, port = server.url.removeprefix("http://").partition(":")
     with socket.create_connection((host, int(port)), timeout=10) as slow:
-        slow.sendall(b"POST /predict HTTP/1.1\r\nHost: x\r\nX-Request-Timeout: 0.3\r\nContent-Length: 1000\r\n\r\nabc")
+        slow.sendall(
+            b"POST /predict HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Request-Timeout: 0.3\r\nContent-Length: 1000\r\n\r\nabc"
+        )
         assert slow.recv(4096).startswith(b"HTTP/1.1 504")
     assert server.metric("openworld_in_flight_images") == 0
 
@@ -97,7 +100,7 @@ def test_a_client_that_sends_its_body_too_slowly_loses_its_permit(server: Runnin
 def test_the_work_of_a_disconnected_client_is_dropped(server: RunningServer) -> None:
     before = server.metric("openworld_rejected_total", reason="abandoned")
     host, _, port = server.url.removeprefix("http://").partition(":")
-    head = b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(SLOW)
+    head = b"POST /predict HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: %d\r\n\r\n" % len(SLOW)
     for _ in range(4):
         with socket.create_connection((host, int(port)), timeout=10) as gone:
             gone.sendall(head + SLOW)
@@ -111,3 +114,20 @@ def test_bodies_over_the_memory_limit_are_refused(tmp_path: Path) -> None:
         assert statuses[200]
         assert statuses[429]
         assert set(statuses) == {200, 429}
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the peak memory of a process")
+def test_one_large_image_per_thread_does_not_exceed_the_memory_for_decoding(tmp_path: Path) -> None:
+    buffer = io.BytesIO()
+    Image.new("RGBA", (7000, 7000), (9, 99, 199, 99)).save(buffer, format="PNG", compress_level=1)
+    settings = {"decode_threads": 4, "images_in_flight": 8, "max_request_images": 4, "request_timeout": 60}
+    with running_server(learned_folder(tmp_path / "robot"), inbox="false", **settings) as server:
+
+        def memory(field: str) -> int:
+            lines = Path(f"/proc/{server.process.pid}/status").read_text().splitlines()
+            return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
+
+        before = memory("VmRSS")
+        files = [("images", ("a.png", buffer.getvalue()))] * 4
+        assert server.post("/predict", files=files).status_code == 200
+        assert memory("VmHWM") - before < ServiceSettings.model_fields["decode_memory"].default

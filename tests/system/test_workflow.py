@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from typing import Any
 
 import yaml
@@ -15,9 +16,9 @@ def _workflow() -> dict[Any, Any]:
     return workflow
 
 
-def test_the_workflow_runs_make_test_and_no_other_command() -> None:
+def test_the_workflow_runs_the_tests_with_the_newest_and_the_lowest_dependencies_and_the_accuracy_suite() -> None:
     steps = [step for job in _workflow()["jobs"].values() for step in job["steps"]]
-    assert [step["run"] for step in steps if "run" in step] == ["make test"]
+    assert [step["run"] for step in steps if "run" in step] == ["make test", "make lowest", "make accuracy"]
 
 
 def test_the_workflow_runs_on_pushes_and_pull_requests() -> None:
@@ -33,6 +34,14 @@ def test_actions_are_pinned_to_a_major_version() -> None:
 
 
 def test_the_workflow_uses_the_oldest_python_that_is_supported() -> None:
-    (job,) = _workflow()["jobs"].values()
-    (setup,) = [step for step in job["steps"] if step.get("uses", "").startswith("actions/setup-python@")]
-    assert f'requires-python = ">={setup["with"]["python-version"]}"' in (ROOT / "pyproject.toml").read_text()
+    for job in _workflow()["jobs"].values():
+        (setup,) = [step for step in job["steps"] if step.get("uses", "").startswith("actions/setup-python@")]
+        assert f'requires-python = ">={setup["with"]["python-version"]}"' in (ROOT / "pyproject.toml").read_text()
+
+
+def test_every_dependency_has_a_lower_bound_that_the_lowest_job_installs() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"].values()
+    for requirement in [*project["dependencies"], *(one for extra in extras for one in extra)]:
+        if not requirement.startswith("openworld["):
+            assert re.match(r"[A-Za-z0-9-]+>=\d+(\.\d+)*,<", requirement), requirement

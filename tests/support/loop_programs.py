@@ -1,0 +1,153 @@
+"""`openworld serve` and `openworld train` on a tiny backbone, as processes that a fault kills at a chosen step.
+
+At the step that FAULT names, the process kills itself, or the process that FAULT_PID names. While the file that
+BROKEN_ENGINE names exists, the server computes no answers.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import service.main  # noqa: F401 - imported by the commands when they start
+from models.inference.predictor import Predictor
+from models.versions.store import VersionStore
+from openworld.cli import main
+from openworld.commands import train
+from openworld.environment import settings_from
+from service.routes import tasks as routes
+from tasks.queue import TaskQueue
+from tests.support.settings import learner_settings
+from tests.support.tiny_model import TINY_SETTINGS, tiny_backbone
+from trainer import publish as publishing
+from trainer.learning.progress import Event
+from trainer.learning.settings import LearnerSettings
+from trainer.worker import worker
+
+# The programs are forked from a process that has imported this module: the import of torch takes longer than most
+# tests. It has no threads and runs none of the code under test.
+_FORKS = multiprocessing.get_context("forkserver")
+_FORKS.set_forkserver_preload([__name__])
+
+
+@dataclass(frozen=True)
+class Program:
+    """A running program, with those methods of `subprocess.Popen` that tests use."""
+
+    _process: BaseProcess
+
+    @property
+    def pid(self) -> int:
+        assert self._process.pid is not None
+        return self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.exitcode
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def wait(self) -> None:
+        self._process.join()
+
+
+def start_program(program: str, data: Path, log: Path, environment: dict[str, str]) -> Program:
+    """Start `openworld <program> --data <data>` with exactly these environment variables."""
+    log.touch()
+    process = _FORKS.Process(target=_run, args=(program, data, log, environment))
+    process.start()
+    return Program(process)
+
+
+# Inside the child process
+
+
+def _run(program: str, data: Path, log: Path, environment: dict[str, str]) -> None:
+    with log.open("wb") as file:
+        for stream in (sys.stdout, sys.stderr):
+            os.dup2(file.fileno(), stream.fileno())
+    os.environ.clear()
+    os.environ.update(environment)
+    {"serve": _arm_server, "train": _arm_trainer}[program]()
+    sys.exit(main([program, "--data", str(data)]))
+
+
+def _die() -> None:
+    victim = int(os.environ.get("FAULT_PID") or 0) or os.getpid()
+    os.environ["FAULT"] = ""
+    os.kill(victim, signal.SIGKILL)
+    if victim != os.getpid():
+        time.sleep(0.2)  # let the victim end before this process continues
+
+
+def _at(step: str) -> None:
+    if os.environ.get("FAULT") == step:
+        _die()
+
+
+def _arm_server() -> None:
+    store, submit, score = routes._store, TaskQueue.submit, Predictor.score
+
+    def scoring(*arguments: Any) -> Any:
+        if (switch := os.environ.get("BROKEN_ENGINE")) and Path(switch).exists():
+            raise RuntimeError("the device is lost")
+        return score(*arguments)
+
+    def storing(*arguments: Any) -> None:
+        _at("request accepted")
+        store(*arguments)
+        _at("images stored")
+
+    def submitting(*arguments: Any, **more: Any) -> Any:
+        submitted = submit(*arguments, **more)
+        _at("task added")
+        return submitted
+
+    Predictor.score = scoring  # type: ignore[method-assign]
+    routes._store = storing
+    TaskQueue.submit = submitting  # type: ignore[method-assign]
+
+
+def _arm_trainer() -> None:
+    given = {name for name, variable in LearnerSettings.variables().items() if variable in os.environ}
+    chosen = {name: value for name, value in TINY_SETTINGS.items() if name not in given}
+    train.settings_from = lambda kind, given: (  # type: ignore[assignment]
+        learner_settings(**chosen) if kind is LearnerSettings else settings_from(kind, given)
+    )
+    publishing.open_backbone = lambda *arguments: tiny_backbone()  # type: ignore[assignment]
+    publishing.VersionStore = lambda root: VersionStore(root, on_step=_at)  # type: ignore[assignment, misc]
+    work, on_event = worker.Worker.work, worker._LeaseKeeper.on_event
+    publish = worker.Lease.publish
+
+    def working(self: Any, lease: Any) -> None:
+        _at("task claimed")
+        work(self, lease)
+
+    def on_event_then_fault(self: Any, event: Event) -> None:
+        on_event(self, event)
+        _at("mid-epoch" if event.phase.startswith("task") and event.epoch == 1 else event.phase)
+        if pause := float(os.environ.get("SLOW") or 0):
+            time.sleep(pause)
+
+    def publishing_(self: Any, *arguments: Any) -> Any:
+        _at("before the acknowledgement")
+        return publish(self, *arguments)
+
+    worker.Worker.work = working  # type: ignore[method-assign]
+    worker._LeaseKeeper.on_event = on_event_then_fault  # type: ignore[method-assign]
+    worker.Lease.publish = publishing_  # type: ignore[method-assign]
