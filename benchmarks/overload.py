@@ -95,7 +95,7 @@ def _livez(port: int, seconds: float, results: Any) -> None:
     results.put(found)
 
 
-def _in_processes(*jobs: tuple[Any, ...]) -> list[Any]:
+def in_processes(*jobs: tuple[Any, ...]) -> list[Any]:
     """Run each job in its own process, concurrently; return the results in order."""
     context = multiprocessing.get_context("spawn")
     queues = [context.Queue() for _ in jobs]
@@ -121,7 +121,7 @@ def measure(seconds: float, data: Path | None, images: Path | None) -> dict[str,
             idle = asyncio.run(run(port, *asked, clients=1, warm=1, seconds=4)).to_dict()
             full = asyncio.run(run(port, *asked, clients=CLIENTS, warm=2, seconds=8)).to_dict()
             capacity = full["images_per_second"]
-            (statuses, accepted, bare), livez = _in_processes(
+            (statuses, accepted, bare), livez = in_processes(
                 (_overload, port, workload.images, TIMES * capacity, seconds), (_livez, port, seconds)
             )
             after = asyncio.run(run(port, *asked, clients=1, warm=1, seconds=4)).to_dict()
