@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help test check lint types imports system run demo docs format
+.PHONY: help test lowest accuracy check lint types imports system run demo docs format
 # Remove the target of a recipe that fails.
 .DELETE_ON_ERROR:
 
@@ -21,6 +21,17 @@ test: system check ## lint, types and every test (creates .venv when it is absen
 	# Two workers: with several threads each, torch and BLAS would wait for each other.
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
+# Without the tests of the console, of the containers and of whole systems, which are slow and need other programs.
+FAST := tests/models tests/tasks tests/trainer tests/service tests/openworld --ignore=tests/service/console
+
+lowest: ## the fast tests with the lowest versions of all dependencies that pyproject.toml allows, in .venv-lowest
+	@UV_RESOLUTION=lowest-direct $(MAKE) --no-print-directory VENV=.venv-lowest .venv-lowest/.installed-dev
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 .venv-lowest/bin/pytest -n 2 --dist loadfile --no-loadscope-reorder $(FAST)
+
+# On generated images, or on the image sets in DATA. It fails if a figure drops by more than its spread.
+accuracy: $(DEV) ## the short suite of the accuracy benchmark, in minutes
+	$(BIN)/python -m benchmarks.accuracy --data $(or $(DATA),.) --out $(VENV)/accuracy --suite short
+
 check: lint types imports ## lint, types and import contracts only
 
 lint: $(DEV)
@@ -33,7 +44,7 @@ types: $(DEV)
 imports: $(DEV)
 	$(BIN)/lint-imports
 
-system: ## install Debian's chromium and prometheus for the tests (as root on Debian)
+system: ## install Debian's chromium, prometheus and nginx for the tests (as root on Debian)
 	@sh tests/support/install_tools.sh
 
 run: $(RUN) ## start everything on this machine: server, trainer and queue (Ctrl-C stops it)
@@ -45,6 +56,7 @@ demo: $(DEMO) ## run the whole loop on the running service: teach, detect novel 
 docs: $(DEV) ## regenerate the generated parts of docs/
 	$(BIN)/python docs/generate.py
 	$(BIN)/python docs/package_graph.py
+	$(BIN)/python docs/accuracy_figures.py
 
 format: $(DEV) ## format the code and apply automatic fixes
 	$(BIN)/ruff check --fix .
