@@ -173,7 +173,7 @@ def test_an_explanation_needs_the_role_predict(tmp_path: Path) -> None:
 
 
 class GatedExplain:
-    """Replaces `explain`: signals that it runs, waits until it may finish, and counts calls that run at the same time."""
+    """Replaces `explain`: waits until it may finish, and counts the calls that run at the same time."""
 
     def __init__(self) -> None:
         self.entered, self.may_finish = threading.Event(), threading.Event()
