@@ -105,7 +105,10 @@ class Container:
         images = Quota(settings.images_in_flight, settings.body_memory)
         largest = Quota(settings.max_request_images, settings.max_body_bytes)
         self.admission = Admission(
-            images, images.share(settings.key_share, largest), lambda: self.engine.seconds_per_image
+            images,
+            images.share(settings.key_share, largest),
+            lambda: self.engine.seconds_per_image,
+            has_keys=lambda: bool(self.keyring),
         )
         self.metrics.in_flight.set_function(lambda: self.admission.in_use.images)
         self.rate_limiter = RateLimiter(settings.rate_limit, settings.max_request_images)
@@ -130,7 +133,7 @@ class Container:
         )
         batches = Quota(settings.uploads, settings.upload_bytes + form_overhead(self.batch_limits))
         largest = Quota(1, settings.task_max_bytes + form_overhead(self.batch_limits))
-        self.uploads = Uploads(batches, batches.share(settings.key_share, largest))
+        self.uploads = Uploads(batches, batches.share(settings.key_share, largest), lambda: bool(self.keyring))
         self.upload_pace = Pace(settings.min_body_rate, settings.body_grace, settings.upload_seconds)
         url = settings.redis_url
         self._redis = connect(url.get_secret_value()) if url is not None else None

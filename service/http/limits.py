@@ -94,13 +94,19 @@ NOTHING = Quota(0, 0)
 class Admission:
     """Counts the images and bytes of all requests in progress, and those of each key.
 
-    A key has a limit of its own, so that a client that stalls cannot take what the others need.
+    A key has a limit of its own, so that a client that stalls cannot take what the others need. A server without keys
+    (`has_keys`) cannot tell its clients apart: together they may use all of it.
     """
 
     def __init__(
-        self, limit: Quota, per_key: Quota, seconds_per_image: Callable[[], float], ratio: float = ADMISSION_RATIO
+        self,
+        limit: Quota,
+        per_key: Quota,
+        seconds_per_image: Callable[[], float],
+        ratio: float = ADMISSION_RATIO,
+        has_keys: Callable[[], bool] = lambda: True,
     ) -> None:
-        self._limit, self._per_key = limit, per_key
+        self._limit, self._per_key, self._has_keys = limit, per_key, has_keys
         self._seconds_per_image = seconds_per_image
         self._first = max(1, int(ratio * limit.images))
         self.in_use = NOTHING
@@ -116,7 +122,7 @@ class Admission:
 
     def reserve(self, client: str, more: Quota) -> None:
         of_key = self._by_key.get(client, NOTHING) + more
-        if of_key.exceeds(self._per_key):
+        if of_key.exceeds(self._per_key) and self._has_keys():
             raise KeyBusy(f"key {client!r} has too much in progress: wait for answers, or try again", self._wait())
         if (self.in_use + more).exceeds(self._limit):
             raise self._overloaded()

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.errors import ClientDisconnected, KeyBusy, ServiceError, Unauthorized, UnsupportedBody
-from service.http.auth import UNAUTHORIZED, Keyring
+from service.http.auth import ANONYMOUS, UNAUTHORIZED, Keyring
 from service.http.bodies import Pace, bounded_receive, content_type
 from service.http.problems import on_openworld_error, problem_of, respond
 from service.inference.metrics import REJECTED, Metrics
@@ -110,7 +110,8 @@ def _level(method: str, status: int) -> int:
 class RequestGuard:
     """Authenticates every request, bounds its body, and requires that the body is declared as JSON.
 
-    One key may have a limited number of requests in progress, so that it cannot use all connections.
+    One key may have a limited number of requests in progress, so that it cannot use all connections. Without keys, only
+    requests whose bodies are read here are limited: routes with limits of their own, probes and reads stay available.
 
     FastAPI reads a JSON body before it runs the dependencies of a route. A request with a body is therefore refused
     here if it has no valid key.
@@ -127,19 +128,23 @@ class RequestGuard:
             return
         request = Request(scope, receive)
         scope["key"] = key = self._keyring.authenticate(request.headers)
+        bounded = scope["method"] in WITH_BODY and scope["path"].rstrip("/") not in OWN_LIMITS
+        name = key.name if key is not None and (bounded or key is not ANONYMOUS) else None
         try:
-            if scope["method"] in WITH_BODY and scope["path"].rstrip("/") not in OWN_LIMITS:
+            if bounded:
                 if key is None:
                     raise Unauthorized(UNAUTHORIZED)
                 _require_json(request)
                 receive = bounded_receive(request, MAX_BODY, "send less", self._pace)
-            if key is not None and self._requests[key.name] >= self._max_requests:
-                raise KeyBusy(f"key {key.name!r} has {self._max_requests} requests in progress: wait for answers", 1)
+            if name is not None and self._requests[name] >= self._max_requests:
+                raise KeyBusy(f"key {name!r} has {self._max_requests} requests in progress: wait for answers", 1)
         except ServiceError as error:
             response = await on_openworld_error(request, error)
             await response(scope, receive, send)
             return
-        name = key.name if key is not None else ""
+        if name is None:
+            await self._app(scope, receive, send)
+            return
         self._requests[name] += 1
         try:
             await self._app(scope, receive, send)

@@ -6,6 +6,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from typing import TypeVar
 
 from service.http.limits import Admission, Permit, Quota
@@ -23,8 +24,9 @@ class Uploads:
     **A batch that arrives slowly takes no thread, and a key has at most one batch in the threads.**
     """
 
-    def __init__(self, limit: Quota, per_key: Quota) -> None:
-        self._admission = Admission(limit, per_key, lambda: SECONDS_PER_BATCH, ratio=1.0)
+    def __init__(self, limit: Quota, per_key: Quota, has_keys: Callable[[], bool] = lambda: True) -> None:
+        self._admission = Admission(limit, per_key, lambda: SECONDS_PER_BATCH, ratio=1.0, has_keys=has_keys)
+        self._has_keys = has_keys
         self._threads = ThreadPoolExecutor(CHECK_THREADS, thread_name_prefix="batches", initializer=lower_priority)
         self._turns = defaultdict[str, asyncio.Lock](asyncio.Lock)
 
@@ -34,7 +36,7 @@ class Uploads:
 
     async def run(self, client: str, work: Callable[[], T]) -> T:
         """The result of the work, which decodes images and waits for the disk, in a thread."""
-        async with self._turns[client]:
+        async with self._turns[client] if self._has_keys() else nullcontext():
             return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     def close(self) -> None:
