@@ -105,7 +105,7 @@ def serve(settings: ServiceSettings, listener: socket.socket) -> int:
         log_config=None,
         access_log=False,
         server_header=False,
-        proxy_headers=False,  # client addresses are not used
+        proxy_headers=False,  # see service/http/forwarded.py
         timeout_keep_alive=KEEP_ALIVE,
         timeout_graceful_shutdown=int(settings.shutdown_seconds) or 1,
     )

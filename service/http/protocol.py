@@ -8,7 +8,7 @@ progress is a new connection refused.
 from __future__ import annotations
 
 import asyncio
-import json
+import logging
 import math
 from collections.abc import Callable
 from itertools import islice
@@ -16,19 +16,16 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from service.http.middleware import new_id
+from service.wire.problems import Problem
+
+log = logging.getLogger("openworld.requests")
+
 MAX_HEADERS = 64 * 2**10  # bytes of headers, and of trailers after a body
 LINGER_SECONDS = 30.0  # for the rest of a body, after its request was answered
 WRITE_SECONDS = 30.0  # for a client that does not read its response
 CLOSED_PER_SWEEP = 50
 NEVER = math.inf
-
-_BODY = json.dumps(
-    {"title": "Too many connections", "status": 503, "code": "too_many_connections", "detail": "try again later"}
-).encode()
-REFUSAL = (
-    b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 5\r\ncontent-type: application/problem+json\r\n"
-    b"connection: close\r\ncontent-length: %d\r\n\r\n%s" % (len(_BODY), _BODY)
-)
 
 
 class Connections:
@@ -94,7 +91,7 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._connections.add(self):
             self.due = self.loop.time() + self._connections.header_seconds
         else:
-            transport.write(REFUSAL)
+            transport.write(_refusal(len(self._connections.open)))
             transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -157,3 +154,19 @@ class GuardedProtocol(HttpToolsProtocol):
         super().resume_writing()
         self._connections.blocked.pop(self, None)
         self.write_due = NEVER
+
+
+def _refusal(connections: int) -> bytes:
+    """A response without a request. It is logged as those of requests are."""
+    code, request_id = "too_many_connections", new_id()
+    fields = {"status": 503, "code": code, "request_id": request_id}
+    log.warning("refused: all %d connections have a request in progress", connections, extra={"fields": fields})
+    title, detail = "Too many connections", "try again later"
+    body = Problem(title=title, status=503, code=code, detail=detail, request_id=request_id).model_dump_json(
+        exclude_none=True
+    )
+    head = (
+        "HTTP/1.1 503 Service Unavailable\r\nretry-after: 5\r\ncontent-type: application/problem+json\r\n"
+        f"connection: close\r\nx-request-id: {request_id}\r\ncontent-length: {len(body)}\r\n\r\n"
+    )
+    return (head + body).encode()
