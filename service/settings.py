@@ -80,7 +80,10 @@ class ServiceSettings(ProgramSettings):
     header_timeout: float = Field(10, gt=0, description="seconds for a client to send the headers of a request")
     key_requests: int = Field(256, ge=1, description="requests of one key in progress; more get 429")
     key_share: float = Field(
-        0.5, gt=0, le=1, description="share of each limit on work in progress that one key may use; without keys: all of it"
+        0.5,
+        gt=0,
+        le=1,
+        description="share of each limit on work in progress that one key may use; no limit without keys",
     )
     max_body_bytes: int = Field(64 * MIB, ge=1024, description="bytes per request")
     max_request_images: int = Field(64, ge=1, description="images per request")

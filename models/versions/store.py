@@ -95,6 +95,10 @@ class VersionStore:
             return []
         return sorted(int(f.name) for f in self._versions.iterdir() if re.fullmatch(r"[0-9]{6,}", f.name))
 
+    def rejected(self) -> list[Path]:
+        """The folders of rejected results, named by their tasks."""
+        return sorted(folder for folder in self._rejected.glob("[!.]*") if folder.is_dir())
+
     def next_version(self) -> int:
         """A number that no version had before, including deleted ones."""
         return max([0, *self.versions(), *(line.version for line in self._lines())]) + 1

@@ -34,7 +34,7 @@ def check_versions(root: Path, queue: TaskQueue | None, report: Report) -> Itera
     yield from _check_log(store)
     yield from _check_lineage(manifests)
     yield from _check_promoted(store, manifests, queue)
-    yield from _check_rejected(root, report)
+    yield from _check_rejected(store, report)
 
 
 def current_or_none(store: VersionStore) -> int | None:
@@ -105,8 +105,8 @@ def _check_promoted(store: VersionStore, manifests: dict[int, Manifest], queue: 
         yield Finding("never_promoted", f"version {n}", message, note=unfinished)
 
 
-def _check_rejected(root: Path, report: Report) -> Iterator[Finding]:
-    folders = [path for path in (root / "rejected").glob("[!.]*") if path.is_dir()]
+def _check_rejected(store: VersionStore, report: Report) -> Iterator[Finding]:
+    folders = store.rejected()
     report.checked["rejected"] = len(folders)
     for folder in folders:
         try:

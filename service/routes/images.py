@@ -141,8 +141,10 @@ async def delete(
     return _removed(removed, erased, [*_remains(references), *LATER])
 
 
-LISTED = "versions that were trained with it: weights and statistics keep its influence, lists of samples its hash"
+INFLUENCE = "weights and statistics keep its influence, also in versions that are learned from now on"
+LISTED = f"versions and rejected results that were trained with it: {INFLUENCE}, lists of samples its hash"
 LATER = (
+    "its hash: in the audit log, the log of erasures and the records of tasks that contained it",
     "memory of other servers of this data folder: for a few seconds",
     "a training that has begun: until it ends",
     f"browsers that showed it: for up to {CACHE_SECONDS} seconds",
@@ -152,11 +154,15 @@ LATER = (
 
 def _remains(references: ImageReferences) -> list[str]:
     """What cannot be erased of one image."""
-    versions = references.learned_by
-    if not versions:
-        return []
-    named = f"version {versions[0]}" if len(versions) == 1 else f"versions {', '.join(map(str, versions))}"
-    return [f"{named}, trained with it: weights and statistics keep its influence, the list of samples its hash"]
+    remains = []
+    if versions := references.learned_by:
+        named = f"version {versions[0]}" if len(versions) == 1 else f"versions {', '.join(map(str, versions))}"
+        remains.append(f"{named}, trained with it: {INFLUENCE}, the list of samples its hash")
+    for task in references.rejected_by:
+        remains.append(
+            f"rejected/{task}, trained with it: weights and statistics keep its influence; remove the folder"
+        )
+    return remains
 
 
 def _removed(removed: list[StoredImage], erased: Erased, remains: list[str]) -> RemovedImages:

@@ -66,7 +66,10 @@ class RemovedImages(BaseModel):
                     "bytes": 48213,
                     "novelties": 0,
                     "recent": 1,
-                    "remains": ["versions 3 to 5 were trained with it: weights and statistics keep its influence"],
+                    "remains": [
+                        "versions 3, 4, trained with it: weights and statistics keep its influence, also in versions "
+                        "that are learned from now on, the list of samples its hash"
+                    ],
                 }
             ]
         }

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from models.errors import CorruptVersion, StoreError
@@ -28,7 +29,8 @@ class ImageReferences:
     stored: StoredImage | None
     replayed_by: tuple[int, ...]  # versions with the image in their replay memory
     held_out_by: tuple[int, ...]  # versions with the image among their held-out images
-    learned_by: tuple[int, ...]  # versions whose training used it
+    learned_by: tuple[int, ...]  # versions whose training used it, or that of a version before them
+    rejected_by: tuple[str, ...]  # tasks whose result the gate rejected, and whose training used it
     in_current: bool  # the current version needs it
     tasks: tuple[str, ...]  # unfinished tasks that contain it
 
@@ -74,8 +76,15 @@ class Retention:
         except CorruptVersion:
             current = None
         in_current = current in {*replayed_by, *held_out_by}
-        versions = (tuple(replayed_by), tuple(held_out_by), tuple(learned_by))
-        return ImageReferences(self._images.find(sha256), *versions, in_current, tasks)
+        return ImageReferences(
+            self._images.find(sha256),
+            tuple(replayed_by),
+            tuple(held_out_by),
+            tuple(learned_by),
+            tuple(folder.name for folder in self._store.rejected() if sha256.encode() in (_read(folder) or b"")),
+            in_current,
+            tasks,
+        )
 
     def expired(self, days: float) -> Expired:
         """Find the images that were last submitted more than `days` ago."""
@@ -126,12 +135,17 @@ class Retention:
         return {part for part, images in by_part.items() if sha256 in images} | {"seen"}
 
     def _read_samples(self, version: int) -> bytes | None:
-        try:
-            return (self._store.folder(version) / SAMPLES).read_bytes()
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise StoreError(f"version {version}: {SAMPLES} cannot be read ({error}): nothing is removed") from error
+        return _read(self._store.folder(version))
+
+
+def _read(folder: Path) -> bytes | None:
+    """The samples in the folder of a version, or of a rejected result."""
+    try:
+        return (folder / SAMPLES).read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise StoreError(f"{folder.name}/{SAMPLES} cannot be read ({error}): nothing is removed") from error
 
 
 def _images_by_part(samples: Any) -> dict[str, set[str]]:

@@ -37,6 +37,8 @@ def shas(server: RunningServer) -> list[str]:
         parent = loaded.manifest.version
         manifest = loaded.manifest.model_copy(update={"parent": parent, "task_id": f"edit-{parent}"})
         store.publish(manifest, loaded.tensors, samples)
+        if remembered == shas[1]:
+            store.reject(manifest.model_copy(update={"task_id": "some-task"}), loaded.tensors, samples, "for a test")
     for sha in shas:
         os.utime(root / "images" / sha[:2] / sha, (0, 0))
     server.wait_for_version(5)
@@ -103,7 +105,11 @@ def test_a_removal_removes_the_image_from_the_inbox_too(server: RunningServer, s
     assert delete(server, f"/images/{shas[1]}").status_code == 409
     forced = delete(server, f"/images/{shas[1]}?force=true").json()
     assert (forced["images"], forced["bytes"], forced["novelties"], forced["recent"]) == (1, size, 1, 1)
-    assert forced["remains"][0].startswith("version 4, trained with it: weights and statistics keep its influence")
+    assert forced["remains"][0].startswith(
+        "version 4, trained with it: weights and statistics keep its influence, also"
+    )
+    assert forced["remains"][1].startswith("rejected/some-task, trained with it")
+    assert any("records of tasks" in sentence for sentence in forced["remains"])
     assert any("backups" in sentence for sentence in forced["remains"])
     assert server.get(f"/novelties/{shas[1]}").status_code == 404
     removed = delete(server, "/images?older_than_days=30&confirm=true").json()
