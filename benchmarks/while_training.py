@@ -112,12 +112,12 @@ def measure(settings: dict[str, str]) -> dict[str, Any]:
 
 
 def _teach(client: Client, folder: Path, names: Sequence[str]) -> str:
-    from openworld.commands.teach import zip_images
+    from openworld.commands.teach import zipped
     from tasks.batch import open_batch
 
     write_images(folder, names, IMAGES)
-    with open_batch(folder) as batch:
-        return client.teach_zip(zip_images((image.label, batch.read(image.sha256)) for image in batch.images)).id
+    with open_batch(folder) as batch, zipped((one.label, batch.read(one.sha256)) for one in batch.images) as file:
+        return client.teach_zip(file).id
 
 
 def _ended(client: Client, task: str) -> bool:

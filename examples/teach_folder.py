@@ -9,12 +9,13 @@ that the task did not become a version. `openworld teach` does the same with a p
 from __future__ import annotations
 
 import argparse
-import io
 import os
 import sys
 import time
 import zipfile
 from pathlib import Path
+from tempfile import NamedTemporaryFile
+from typing import IO
 
 from service.client import ApiError, Client
 
@@ -22,14 +23,13 @@ ENDINGS = {".jpg", ".jpeg", ".png", ".webp"}
 UNFINISHED = ("queued", "learning", "evaluating")
 
 
-def zipped(folder: Path) -> bytes:
-    """The images of a folder as the zip that POST /tasks takes; not compressed, because images already are."""
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
+def zip_folder(folder: Path, file: IO[bytes]) -> None:
+    """Write the images of a folder as the zip that POST /tasks takes; not compressed, because images already are."""
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
         for path in sorted(folder.glob("*/*")):
             if path.suffix.lower() in ENDINGS:
                 archive.write(path, path.relative_to(folder))
-    return buffer.getvalue()
+    file.flush()
 
 
 def main() -> None:
@@ -39,7 +39,9 @@ def main() -> None:
     arguments = parser.parse_args()
     with Client(arguments.url, os.environ.get("OPENWORLD_KEY")) as client:
         try:
-            task = client.teach_zip(zipped(arguments.folder))
+            with NamedTemporaryFile(suffix=".zip") as file:
+                zip_folder(arguments.folder, file)
+                task = client.teach_zip(Path(file.name))
         except ApiError as error:
             sys.exit("\n".join([f"the batch was refused: {error}", *error.problems]))
         images = sum(task.counts.values())

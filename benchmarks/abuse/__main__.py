@@ -120,12 +120,12 @@ def _connections(names: Sequence[str]) -> dict[str, int]:
 
 
 def _queue_a_task(port: int, work: Path) -> str:
-    from openworld.commands.teach import zip_images
+    from openworld.commands.teach import zipped
 
     paths = write_images(work / "queued", ["dune"], range(2))
     pairs = [(label, path.read_bytes()) for label, found in paths.items() for path in found]
-    with Client(f"http://{HOST}:{port}", CLIENT_KEY) as client:
-        return client.teach_zip(zip_images(pairs)).id
+    with Client(f"http://{HOST}:{port}", CLIENT_KEY) as client, zipped(pairs) as file:
+        return client.teach_zip(file).id
 
 
 def _bars(idle: dict[str, Any], rounds: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ from models.files import sha256_bytes
 from models.inference.answer import Answer
 from openworld import remote, tables
 from openworld.commands.demo_images import views
-from openworld.commands.teach import follow, zip_images
+from openworld.commands.teach import follow, zipped
 from service.wire.predictions import in_words
 
 if TYPE_CHECKING:
@@ -77,7 +77,9 @@ class Demo:
         """Submit a labelled batch."""
         self._print(f"\nTeach {' and '.join(names)}: {TRAINING_VIEWS} labelled views per class.")
         images = [(name, data) for name in names for data in views(name, TRAINING_VIEWS)]
-        self._follow(self._client.teach_zip(zip_images(images)), names)
+        with zipped(images) as file:
+            task = self._client.teach_zip(file)
+        self._follow(task, names)
 
     def send_novel_images(self, names: Sequence[str]) -> dict[str, list[str]]:
         """Ask for views of classes that are not taught; the ids that the inbox kept, by class."""

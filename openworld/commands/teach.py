@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import io
 import json
 import sys
 import time
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import TYPE_CHECKING
 
 from openworld import remote, tables
@@ -50,7 +51,8 @@ def run(arguments: argparse.Namespace) -> int:
         # The service checks the batch as well; a bad one is refused here before the upload.
         with open_batch(arguments.images, known) as batch:
             origins = {image.sha256: image.origin for image in batch.images}
-            task = client.teach_zip(zip_images((image.label, batch.read(image.sha256)) for image in batch.images))
+            with zipped((image.label, batch.read(image.sha256)) for image in batch.images) as file:
+                task = client.teach_zip(file)
         if not task.fresh:
             print(f"this batch was submitted before: it is task {task.id}", file=sys.stderr)
         for warning in task.warnings:
@@ -90,10 +92,12 @@ def follow(client: Client, task: TaskAnswer, what: str) -> TaskAnswer:
     return task
 
 
-def zip_images(images: Iterable[tuple[str, bytes]]) -> bytes:
-    """A zip with one folder per class, from (label, image) pairs."""
-    file = io.BytesIO()
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:  # images do not compress
-        for number, (label, data) in enumerate(images):
-            archive.writestr(f"{label}/{number}", data)
-    return file.getvalue()
+@contextmanager
+def zipped(images: Iterable[tuple[str, bytes]]) -> Iterator[Path]:
+    """A temporary zip with one folder per class, from (label, image) pairs: a batch may be larger than the memory."""
+    with NamedTemporaryFile(suffix=".zip") as file:
+        with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:  # images do not compress
+            for number, (label, data) in enumerate(images):
+                archive.writestr(f"{label}/{number}", data)
+        file.flush()
+        yield Path(file.name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
 from typing import Self, TypeVar
 
 import httpx2 as httpx
@@ -51,9 +52,10 @@ class AsyncClient:
         """Submit a batch: per class, the ids of novelties or predictions."""
         return await self._send(calls.teach_ids(labels, idempotency_key, self._timeout))
 
-    async def teach_zip(self, data: bytes, *, idempotency_key: str | None = None) -> TaskAnswer:
-        """Submit a batch: a zip with one folder per class."""
-        return await self._send(calls.teach_zip(data, idempotency_key, max(self._timeout, calls.TEACH_TIMEOUT)))
+    async def teach_zip(self, zipped: bytes | Path, *, idempotency_key: str | None = None) -> TaskAnswer:
+        """Submit a batch: a zip with one folder per class. A file is read as it is sent."""
+        timeout = max(self._timeout, calls.TEACH_TIMEOUT)
+        return await self._send(calls.teach_zip(zipped, idempotency_key, timeout, calls.AsyncFileContent))
 
     async def task(self, id: str) -> TaskAnswer:
         """The state, progress and result of a task."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import AsyncIterator, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -26,6 +26,7 @@ FIRST_PAUSE, MAX_PAUSE = 0.1, 5.0  # seconds between attempts, without a Retry-A
 REPEATED_STATUSES = {429, 503}
 MIN_ATTEMPT = 0.05  # seconds
 TEACH_TIMEOUT = 600.0  # seconds for uploading a zip, at least
+CHUNK = 2**18  # bytes of a file that are in memory at once
 
 Image = bytes | Path
 Reply = httpx.Response | httpx.TransportError
@@ -141,9 +142,37 @@ def classes(timeout: float) -> Call[Classes]:
     return Call(Classes, "GET", "/classes", {}, timeout)
 
 
-def teach_zip(data: bytes, key: str | None, timeout: float) -> Call[TaskAnswer]:
+@dataclass(frozen=True)
+class FileContent:
+    """The bytes of a file, read in chunks, and again for every attempt."""
+
+    path: Path
+
+    def __iter__(self) -> Iterator[bytes]:
+        with self.path.open("rb") as file:
+            while chunk := file.read(CHUNK):
+                yield chunk
+
+
+@dataclass(frozen=True)
+class AsyncFileContent:
+    """The same for the asynchronous client."""
+
+    path: Path
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for chunk in FileContent(self.path):
+            yield chunk
+
+
+def teach_zip(
+    zipped: bytes | Path, key: str | None, timeout: float, content: type[FileContent | AsyncFileContent]
+) -> Call[TaskAnswer]:
     headers = {"Content-Type": "application/zip"} | ({"Idempotency-Key": key} if key else {})
-    return Call(TaskAnswer, "POST", "/tasks", {"content": data, "headers": headers}, timeout)
+    if isinstance(zipped, bytes):
+        return Call(TaskAnswer, "POST", "/tasks", {"content": zipped, "headers": headers}, timeout)
+    headers["Content-Length"] = str(zipped.stat().st_size)
+    return Call(TaskAnswer, "POST", "/tasks", {"content": content(zipped), "headers": headers}, timeout)
 
 
 def teach_ids(labels: Mapping[str, Sequence[str]], key: str | None, timeout: float) -> Call[TaskAnswer]:

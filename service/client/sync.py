@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Self, TypeVar
 
 import httpx2 as httpx
@@ -51,9 +52,10 @@ class Client:
         """Submit a batch: per class, the ids of novelties or predictions."""
         return self._send(calls.teach_ids(labels, idempotency_key, self._timeout))
 
-    def teach_zip(self, data: bytes, *, idempotency_key: str | None = None) -> TaskAnswer:
-        """Submit a batch: a zip with one folder per class."""
-        return self._send(calls.teach_zip(data, idempotency_key, max(self._timeout, calls.TEACH_TIMEOUT)))
+    def teach_zip(self, zipped: bytes | Path, *, idempotency_key: str | None = None) -> TaskAnswer:
+        """Submit a batch: a zip with one folder per class. A file is read as it is sent."""
+        timeout = max(self._timeout, calls.TEACH_TIMEOUT)
+        return self._send(calls.teach_zip(zipped, idempotency_key, timeout, calls.FileContent))
 
     def task(self, id: str) -> TaskAnswer:
         """The state, progress and result of a task."""
