@@ -297,11 +297,13 @@ class Container:
         Other servers of the data folder follow the log of erasures, and do the same within `ERASURE_SECONDS`.
         """
         self.recorder.erase(sha256s, self.settings.max_request_timeout)
+        # Before the inbox: a person may report a recent prediction, which puts its image there.
+        recent = await self.recent.erase(sha256s)
         await asyncio.to_thread(self.recorder.discard, sha256s)
         novelties = await asyncio.to_thread(self.inbox.delete, sha256s) if self.inbox is not None else 0
         for sha256 in sha256s:
             self.thumbnails.remove(sha256)
-        return Erased(novelties, await self.recent.erase(sha256s))
+        return Erased(novelties, recent)
 
     async def _follow_erasures(self) -> None:
         follower = ErasureFollower(self.settings.data)

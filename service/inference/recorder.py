@@ -47,7 +47,7 @@ class Recorder:
             client=client,
             label=answer.label,
         )
-        if self._erased and self._is_erased(image):
+        if self.is_erased(image):
             if answer.novel and self._keep_novelties:
                 self._metrics.novelties_dropped.labels("erased").inc()
             return
@@ -67,7 +67,10 @@ class Recorder:
         if self._inbox_writer is not None:
             self._inbox_writer.discard(sha256s)
 
-    def _is_erased(self, image: bytes) -> bool:
+    def is_erased(self, image: bytes) -> bool:
+        """Whether the image was erased a short time ago."""
+        if not self._erased:
+            return False
         now = time.monotonic()
         self._erased = {sha256: until for sha256, until in self._erased.items() if until > now}
         return sha256_bytes(image) in self._erased

@@ -10,6 +10,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from pydantic import AwareDatetime
 
+from models.files import sha256_bytes
 from service.container import ContainerDep
 from service.errors import NotFound
 from service.http.audit import audit_detail
@@ -140,6 +141,8 @@ async def report(
         )
     _audit_ids(request, [one.prediction_id for one in found])
     results = await asyncio.to_thread(lambda: [inbox.add(one, requested=True) for one in found])
+    if erased := [sha256_bytes(one.data) for one in found if container.recorder.is_erased(one.data)]:
+        await container.erase_images(erased)  # while they were added
     kept = [
         ReportResult(
             prediction_id=one.prediction_id, novelty_id=result.id, outcome=result.outcome, reason=result.reason
