@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx2 as httpx
 
+from models.files import write_durable
 from models.versions.folder_id import folder_id
 from models.versions.store import VersionStore
 from openworld.check import check_folder
@@ -41,7 +42,7 @@ class Loop:
 
     data: Path
     redis: RedisServer
-    settings: dict[str, str] = field(default_factory=dict)
+    settings: dict[str, str] = field(default_factory=dict)  # environment variables of the next process
     processes: list[Program] = field(default_factory=list)
     url: str = ""
 
@@ -59,6 +60,7 @@ class Loop:
             "OPENWORLD_SERVE_DRAIN_SECONDS": "0",
             "FAULT": fault,
             "FAULT_PID": str(victim),
+            "HOLD": str(self._hold),
             **self.settings,
         }
         process = start_program(program, self.data, log, environment)
@@ -66,6 +68,19 @@ class Loop:
         if program == "serve":
             self.url = address_of(process, log)
         return process
+
+    @contextmanager
+    def holding_trainers(self, epoch: int = 0) -> Iterator[None]:
+        """Make trainers wait after their next event, or after the end of an epoch: nothing is published meanwhile."""
+        write_durable(self._hold, str(epoch or "").encode())
+        try:
+            yield
+        finally:
+            self._hold.unlink()
+
+    @property
+    def _hold(self) -> Path:
+        return self.data.parent / f"{self.data.name}.hold"
 
     def stop(self) -> None:
         for process in self.processes:
@@ -88,12 +103,16 @@ class Loop:
         found: dict[str, Any] = response.json()
         return found
 
-    def wait_until_ended(self, id: str, seconds: float = 60) -> dict[str, Any]:
+    def wait_until_ended(self, id: str, seconds: float = 120) -> dict[str, Any]:
         end = time.monotonic() + seconds
         while (task := self.task(id))["state"] not in ENDED:
             assert time.monotonic() < end, task
             time.sleep(0.05)
         return task
+
+    def wait_for_progress(self, id: str) -> None:
+        """Wait until a trainer has reported a first event of the task."""
+        wait_until(lambda: self.task(id)["progress"] is not None, 60)
 
     def versions_of(self, id: str) -> list[int]:
         store = VersionStore(self.data)
@@ -138,5 +157,5 @@ def loop(root: Path, **settings: str) -> Iterator[Loop]:
 
 def wait_for_death(process: Program) -> None:
     """Wait until the injected fault has killed the process."""
-    wait_until(lambda: process.poll() is not None, 60)
+    wait_until(lambda: process.poll() is not None, 120)
     assert process.returncode == -signal.SIGKILL

@@ -1,7 +1,8 @@
 """`openworld serve` and `openworld train` on a tiny backbone, as processes that a fault kills at a chosen step.
 
 At the step that FAULT names, the process kills itself, or the process that FAULT_PID names. While the file that
-BROKEN_ENGINE names exists, the server computes no answers.
+BROKEN_ENGINE names exists, the server computes no answers. The trainer pauses for SLOW seconds after every event, and
+while the file that HOLD names exists, or only from the end of the epoch on that this file contains.
 """
 
 from __future__ import annotations
@@ -123,6 +124,14 @@ def _arm_server() -> None:
     TaskQueue.submit = submitting  # type: ignore[method-assign]
 
 
+def _is_held(event: Event) -> bool:
+    try:
+        epoch = int(Path(os.environ["HOLD"]).read_text() or 0)
+    except (KeyError, FileNotFoundError):
+        return False
+    return not epoch or (event.phase.startswith("task") and event.epoch >= epoch)
+
+
 def _arm_trainer() -> None:
     given = {name for name, variable in LearnerSettings.variables().items() if variable in os.environ}
     chosen = {name: value for name, value in TINY_SETTINGS.items() if name not in given}
@@ -141,8 +150,9 @@ def _arm_trainer() -> None:
     def on_event_then_fault(self: Any, event: Event) -> None:
         on_event(self, event)
         _at("mid-epoch" if event.phase.startswith("task") and event.epoch == 1 else event.phase)
-        if pause := float(os.environ.get("SLOW") or 0):
-            time.sleep(pause)
+        time.sleep(float(os.environ.get("SLOW") or 0))
+        while _is_held(event):
+            time.sleep(0.02)
 
     def publishing_(self: Any, *arguments: Any) -> Any:
         _at("before the acknowledgement")

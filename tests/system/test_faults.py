@@ -70,13 +70,12 @@ def test_restarts_of_a_trainer_whose_checkpoint_advances_do_not_use_up_the_attem
     with loop(tmp_path, max_attempts="1", epochs="4") as running:
         running.start("serve")
         id = submitted(running, "fresh")
-        running.settings["SLOW"] = "1"  # seconds after every epoch: longer than between two reports
         for epoch in (1, 2):
-            trainer = running.start("train")
-            wait_until(lambda epoch=epoch: _finished_epochs(running.task(id)) >= epoch, 30)
-            trainer.kill()
-            trainer.wait()
-        running.settings["SLOW"] = ""
+            with running.holding_trainers(epoch):
+                trainer = running.start("train")
+                wait_until(lambda epoch=epoch: _finished_epochs(running.task(id)) >= epoch, 60)
+                trainer.kill()
+                trainer.wait()
         running.start("train")
         running.check_learned_once(id)
         assert running.task(id)["attempts"] == 1
@@ -89,10 +88,7 @@ def test_a_redis_killed_during_training_loses_no_task(tmp_path: Path, step: str)
         id = submitted(running, "fresh")
         assert running.redis.pid is not None
         running.start("train", fault=step, victim=running.redis.pid)
-        end = time.monotonic() + 60
-        while running.redis.alive:
-            assert time.monotonic() < end
-            time.sleep(0.02)
+        wait_until(lambda: not running.redis.alive, 120)
         running.redis.start()
         running.check_learned_once(id)
 
@@ -113,14 +109,10 @@ def test_a_trainer_that_lost_its_lease_cannot_publish(tmp_path: Path) -> None:
     with loop(tmp_path) as running:
         running.start("serve")
         id = submitted(running, "fresh")
-        running.settings["SLOW"] = "0.3"
-        zombie = running.start("train")
-        end = time.monotonic() + 60
-        while running.task(id)["progress"] is None:
-            assert time.monotonic() < end
-            time.sleep(0.02)
-        os.kill(zombie.pid, signal.SIGSTOP)
-        running.settings["SLOW"] = ""
+        with running.holding_trainers():
+            zombie = running.start("train")
+            running.wait_for_progress(id)
+            os.kill(zombie.pid, signal.SIGSTOP)
         time.sleep(2 * LEASE)
         heir = running.start("train")
         running.check_learned_once(id)

@@ -20,7 +20,6 @@ from trainer.data_folder import training_lock
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loop]:
     with loop(tmp_path_factory.mktemp("lineage"), replay_size="200", gate_accuracy="1", gate_auc="1") as running:
         running.start("serve")
-        running.settings["SLOW"] = "0.1"  # seconds after every event of the trainer
         running.start("train")
         yield running
 
@@ -62,13 +61,14 @@ def test_a_task_that_a_roll_back_removed_can_be_learned_again(running: Loop) -> 
 def test_edits_during_a_training_cost_no_attempt_and_apply_to_queued_tasks(running: Loop) -> None:
     store = VersionStore(running.data)
     assert request(running, "POST", "/versions/3/activate").status_code == 200
-    training = running.submit(batch("kiwi", "kiwi too")).json()["id"]
-    queued = running.submit(batch("class 0", "class 1", images=3, start=50)).json()["id"]
-    wait_until(lambda: running.task(training)["progress"] is not None)
-    for name, change in (("class 0", {"rename": "apple"}), ("class 1", {"merge_into": "class 2"})):
-        assert request(running, "PATCH", f"/classes/{name}", json=change).status_code == 200
-    edited = store.current() or 0
-    assert running.task(training)["state"] == "learning"
+    with running.holding_trainers():
+        training = running.submit(batch("kiwi", "kiwi too")).json()["id"]
+        queued = running.submit(batch("class 0", "class 1", images=3, start=50)).json()["id"]
+        running.wait_for_progress(training)
+        for name, change in (("class 0", {"rename": "apple"}), ("class 1", {"merge_into": "class 2"})):
+            assert request(running, "PATCH", f"/classes/{name}", json=change).status_code == 200
+        edited = store.current() or 0
+        assert running.task(training)["state"] == "learning"
     task = running.wait_until_ended(training)
     assert (task["state"], task["attempts"], store.manifest(task["version"]).parent) == ("published", 1, edited)
     assert store.manifest(task["version"]).classes[:2] == ["apple", "class 1"]
@@ -82,9 +82,10 @@ def test_edits_during_a_training_cost_no_attempt_and_apply_to_queued_tasks(runni
 def test_a_roll_back_during_a_training_starts_it_again_without_an_attempt(running: Loop) -> None:
     store = VersionStore(running.data)
     assert request(running, "POST", "/versions/3/activate").status_code == 200
-    id = running.submit(batch("melon", "melon too")).json()["id"]
-    wait_until(lambda: running.task(id)["progress"] is not None)
-    assert request(running, "POST", "/versions/1/activate").status_code == 200
+    with running.holding_trainers():
+        id = running.submit(batch("melon", "melon too")).json()["id"]
+        running.wait_for_progress(id)
+        assert request(running, "POST", "/versions/1/activate").status_code == 200
     task = running.wait_until_ended(id)
     assert (task["state"], task["attempts"], store.manifest(task["version"]).parent) == ("published", 1, 1)
 
@@ -97,7 +98,7 @@ def test_two_data_folders_on_one_redis_do_not_take_each_others_tasks(running: Lo
         other_first = running.submit(batch("grape", "grape too")).json()["id"]
         assert running.wait_until_ended(other_first)["state"] == "published"
         assert (other.task(id)["state"], other.task(id)["attempts"]) == ("queued", 0)
-        assert httpx.get(f"{running.url}/tasks/{id}").status_code == 404
+        assert httpx.get(f"{running.url}/tasks/{id}", timeout=30).status_code == 404
         other.start("train")
         other.check_learned_once(id)
         assert "peach" not in (VersionStore(running.data).current_manifest() or pytest.fail("nothing")).classes
@@ -109,14 +110,15 @@ def test_a_worker_waits_for_the_training_lock_and_removes_only_checkpoints_of_it
     foreign.mkdir(parents=True)
     with training_lock(running.data):
         cancelled = running.submit(batch("quince", "quince too")).json()["id"]
-        wait_until(lambda: (running.task(cancelled)["progress"] or {}).get("phase") == "waiting for another training")
+        waiting = "waiting for another training"
+        wait_until(lambda: (running.task(cancelled)["progress"] or {}).get("phase") == waiting, 60)
         (work / cancelled).mkdir()
         assert request(running, "POST", f"/tasks/{cancelled}/cancel").status_code == 200
         assert running.wait_until_ended(cancelled)["state"] == "cancelled"
         id = running.submit(batch("mango", "mango too")).json()["id"]
-        wait_until(lambda: running.task(id)["progress"] is not None)
+        running.wait_for_progress(id)
         time.sleep(2 * LEASE)  # longer than a worker waits for a worker that lost its lease
-        assert running.task(id)["progress"]["phase"] == "waiting for another training"
+        assert running.task(id)["progress"]["phase"] == waiting
         assert running.versions_of(id) == []
     task = running.wait_until_ended(id)
     assert (task["state"], task["attempts"]) == ("published", 1)
