@@ -52,6 +52,7 @@ def server_on(disk: Path, logs: Path) -> Iterator[Loop]:
         running = Loop(data, redis)
         try:
             yield running
+            running.check()
         finally:
             running.stop()
 
