@@ -97,7 +97,7 @@ def test_a_repaired_version_is_retried_and_served(server: RunningServer, data: P
     assert "next try in 1 s" in first["message"]
     assert "next try in 2 s" in second["message"]
     file.write_bytes(whole)
-    server.wait_for_version(3)
+    server.wait_for_version(3, 60)
     assert server.get("/versions").json()["problem"] is None
 
 

@@ -166,7 +166,7 @@ def test_a_folder_is_taught_and_then_known(service: Loop, tmp_path: Path) -> Non
     first, last = done.stdout.splitlines()
     assert first.endswith("12 images of medlar, quince")
     version = int(last.removeprefix("version ").removesuffix(" answers"))
-    classes = httpx.get(f"{service.url}/classes").json()
+    classes = httpx.get(f"{service.url}/classes", timeout=30).json()
     assert classes["version"] == version
     assert {"quince", "medlar"} <= {entry["name"] for entry in classes["classes"]}
 
@@ -184,9 +184,9 @@ def test_a_refused_folder_names_its_problems(service: Loop, tmp_path: Path) -> N
 
 def test_novelties_are_exported_named_and_submitted(service: Loop, tmp_path: Path) -> None:
     for number in range(6):
-        answer = httpx.post(f"{service.url}/predict", content=novel_image(number)).json()["predictions"][0]
+        answer = httpx.post(f"{service.url}/predict", content=novel_image(number), timeout=30).json()["predictions"][0]
         assert answer["novel"], "the test needs novel images"
-    wait_until(lambda: len(httpx.get(f"{service.url}/novelties?limit=200").json()["items"]) >= 1)
+    wait_until(lambda: len(httpx.get(f"{service.url}/novelties?limit=200", timeout=30).json()["items"]) >= 1)
     exported = tmp_path / "novel"
     done = run("label_inbox.py", "export", exported, "--minimum", "2", url=service.url)
     assert done.returncode == 0, done.stderr

@@ -29,7 +29,7 @@ def test_the_inbox_moves_to_the_next_server_within_seconds(tmp_path: Path, how: 
         assert second.metric("openworld_novelties_dropped_total", reason="no_inbox") == 1
 
         first.stop(how)
-        wait_until(lambda: second.get("/novelties").status_code == 200, 5)
+        wait_until(lambda: second.get("/novelties").status_code == 200)
         assert len(second.get("/novelties").json()["items"]) == 1
         assert second.metric("openworld_inbox_missing") == 0
         second.post("/predict", content=novel_image(3), headers=PNG)

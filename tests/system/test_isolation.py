@@ -36,7 +36,7 @@ def make_image(number: int) -> bytes:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     data = learned_folder(tmp_path_factory.mktemp("isolation") / "robot")
-    with running_server(data, inbox_rate=1000, key_share=1) as running:
+    with running_server(data, inbox_rate=1000, request_timeout=60) as running:
         yield running
 
 

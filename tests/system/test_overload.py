@@ -36,40 +36,41 @@ SLOW = slow_image(0)
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     data = learned_folder(tmp_path_factory.mktemp("overload") / "robot")
-    with running_server(data, images_in_flight=8, max_request_images=8, decode_threads=1, inbox="false") as running:
+    settings = {"images_in_flight": 8, "max_request_images": 8, "decode_threads": 1, "request_timeout": 60}
+    with running_server(data, inbox="false", **settings) as running:
         yield running
 
 
-async def burst(url: str, clients: int, seconds: float, **headers: str) -> tuple[Counter[int], list[str], float]:
-    """Run a closed loop of clients; return the statuses, the Retry-After values of 429s and the slowest /livez."""
+async def burst(url: str, clients: int, answers: int) -> tuple[Counter[int], list[str]]:
+    """Run a closed loop of clients until there are as many 200s and 429s; the statuses, and Retry-After of the 429s."""
     statuses: Counter[int] = Counter()
     waits: list[str] = []
-    slowest = 0.0
-    end = time.monotonic() + seconds
-    async with httpx.AsyncClient(timeout=30, limits=httpx.Limits(max_connections=clients + 1)) as http:
+    end = time.monotonic() + 60
+
+    def done() -> bool:
+        return min(statuses[200], statuses[429]) >= answers or time.monotonic() > end
+
+    async with httpx.AsyncClient(timeout=60, limits=httpx.Limits(max_connections=clients + 1)) as http:
 
         async def client() -> None:
-            while time.monotonic() < end:
-                response = await http.post(f"{url}/predict", content=SLOW, headers=headers)
+            while not done():
+                response = await http.post(f"{url}/predict", content=SLOW)
                 statuses[response.status_code] += 1
                 if response.status_code == 429:
                     waits.append(response.headers.get("Retry-After", ""))
                     await asyncio.sleep(0.02)
 
         async def alive() -> None:
-            nonlocal slowest
-            while time.monotonic() < end:
-                started = time.monotonic()
+            while not done():
                 assert (await http.get(f"{url}/livez")).status_code == 200
-                slowest = max(slowest, time.monotonic() - started)
                 await asyncio.sleep(0.05)
 
         await asyncio.gather(alive(), *(client() for _ in range(clients)))
-    return statuses, waits, slowest
+    return statuses, waits
 
 
 def test_requests_over_the_limit_get_429_with_retry_after_and_the_rest_an_answer(server: RunningServer) -> None:
-    statuses, waits, _ = asyncio.run(burst(server.url, clients=32, seconds=3))
+    statuses, waits = asyncio.run(burst(server.url, clients=32, answers=20))
     assert set(statuses) == {200, 429}
     assert waits
     assert all(wait.isdecimal() and int(wait) >= 1 for wait in waits)
@@ -89,7 +90,7 @@ def test_a_missed_deadline_is_504_and_releases_its_permit(server: RunningServer)
 
 def test_a_client_that_sends_its_body_too_slowly_loses_its_permit(server: RunningServer) -> None:
     host, _, port = server.url.removeprefix("http://").partition(":")
-    with socket.create_connection((host, int(port)), timeout=10) as slow:
+    with socket.create_connection((host, int(port)), timeout=30) as slow:
         slow.sendall(
             b"POST /predict HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Request-Timeout: 0.3\r\nContent-Length: 1000\r\n\r\nabc"
         )
@@ -102,17 +103,16 @@ def test_the_work_of_a_disconnected_client_is_dropped(server: RunningServer) -> 
     host, _, port = server.url.removeprefix("http://").partition(":")
     head = b"POST /predict HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: %d\r\n\r\n" % len(SLOW)
     for _ in range(4):
-        with socket.create_connection((host, int(port)), timeout=10) as gone:
+        with socket.create_connection((host, int(port)), timeout=30) as gone:
             gone.sendall(head + SLOW)
     wait_until(lambda: server.metric("openworld_in_flight_images") == 0)
     wait_until(lambda: server.metric("openworld_rejected_total", reason="abandoned") > before)
 
 
 def test_bodies_over_the_memory_limit_are_refused(tmp_path: Path) -> None:
-    with running_server(learned_folder(tmp_path / "robot"), body_memory=6 * 2**20, inbox="false") as server:
-        statuses, _, _ = asyncio.run(burst(server.url, clients=8, seconds=1))
-        assert statuses[200]
-        assert statuses[429]
+    settings = {"body_memory": 6 * 2**20, "request_timeout": 60}
+    with running_server(learned_folder(tmp_path / "robot"), inbox="false", **settings) as server:
+        statuses, _ = asyncio.run(burst(server.url, clients=8, answers=5))
         assert set(statuses) == {200, 429}
 
 
@@ -120,7 +120,8 @@ def test_bodies_over_the_memory_limit_are_refused(tmp_path: Path) -> None:
 def test_one_large_image_per_thread_does_not_exceed_the_memory_for_decoding(tmp_path: Path) -> None:
     buffer = io.BytesIO()
     Image.new("RGBA", (7000, 7000), (9, 99, 199, 99)).save(buffer, format="PNG", compress_level=1)
-    settings = {"decode_threads": 4, "images_in_flight": 8, "max_request_images": 4, "request_timeout": 60}
+    settings = {"decode_threads": 4, "images_in_flight": 8, "max_request_images": 4}
+    settings |= {"request_timeout": 200, "max_request_timeout": 200}
     with running_server(learned_folder(tmp_path / "robot"), inbox="false", **settings) as server:
 
         def memory(field: str) -> int:
@@ -129,5 +130,5 @@ def test_one_large_image_per_thread_does_not_exceed_the_memory_for_decoding(tmp_
 
         before = memory("VmRSS")
         files = [("images", ("a.png", buffer.getvalue()))] * 4
-        assert server.post("/predict", files=files).status_code == 200
+        assert httpx.post(f"{server.url}/predict", files=files, timeout=200).status_code == 200
         assert memory("VmHWM") - before < ServiceSettings.model_fields["decode_memory"].default
