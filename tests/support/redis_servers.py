@@ -140,7 +140,12 @@ def make_ended_task(queue: TaskQueue, state: TaskState, name: object = "a") -> T
 
 def expire_lease(client: redis.Redis, queue: TaskQueue) -> None:
     """Make every held lease expire now."""
-    stream, idle = f"{queue.prefix}:tasks", round(queue.lease_seconds * 1000) + 1
+    age_lease(client, queue, queue.lease_seconds)
+
+
+def age_lease(client: redis.Redis, queue: TaskQueue, seconds: float) -> None:
+    """Make every held lease look as if it was renewed more than so many seconds ago."""
+    stream, idle = f"{queue.prefix}:tasks", round(seconds * 1000) + 1
     for row in client.xpending_range(stream, GROUP, "-", "+", 10):
         client.xclaim(stream, GROUP, row["consumer"], 0, [row["message_id"]], idle=idle, justid=True)
 

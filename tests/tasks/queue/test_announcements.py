@@ -4,7 +4,6 @@ import asyncio
 import logging
 import os
 import signal
-import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, closing
 from pathlib import Path
@@ -15,6 +14,7 @@ import redis
 from tasks.queue import announcements, connect
 from tasks.queue.announcements import CONNECTED, announce, listen
 from tests.support.redis_servers import FEWER_SERVERS_AND_PROTOCOLS, PREFIX, RedisServer
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture(scope="module", params=FEWER_SERVERS_AND_PROTOCOLS)
@@ -43,7 +43,7 @@ def client(url: str) -> Iterator[redis.Redis]:
 
 
 async def next_version(versions: AsyncGenerator[int, None]) -> int:
-    return await asyncio.wait_for(anext(versions), 10)
+    return await asyncio.wait_for(anext(versions), 60)
 
 
 def kill(server: RedisServer) -> None:
@@ -99,13 +99,13 @@ def test_a_listener_may_start_before_redis(tmp_path: Path) -> None:
 def test_silence_is_no_failure_while_redis_answers_pings(
     url: str, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(announcements, "HEARTBEAT_SECONDS", 0.2)
+    monkeypatch.setattr(announcements, "HEARTBEAT_SECONDS", 1.0)
 
     async def main() -> list[int]:
         async with aclosing(listen(url, PREFIX)) as versions:
             found = [await next_version(versions)]
             waiting = asyncio.ensure_future(next_version(versions))
-            await asyncio.sleep(0.7)
+            await asyncio.sleep(2.5)
             announce(client, 3, PREFIX)
             return [*found, await waiting]
 
@@ -141,7 +141,7 @@ def test_a_listener_can_be_cancelled_while_listening_or_connecting(url: str, tmp
         await asyncio.sleep(0.2)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
-            await asyncio.wait_for(task, 5)
+            await asyncio.wait_for(task, 30)
 
     asyncio.run(main(url))
     asyncio.run(main(f"unix://{tmp_path}/nothing.sock"))
@@ -154,9 +154,7 @@ def test_a_closed_listener_leaves_no_connection(url: str, client: redis.Redis) -
             assert client.pubsub_numsub(f"{PREFIX}:versions") == [(f"{PREFIX}:versions", 1)]
 
     asyncio.run(main())
-    deadline = time.monotonic() + 5
-    while client.pubsub_numsub(f"{PREFIX}:versions") != [(f"{PREFIX}:versions", 0)]:
-        assert time.monotonic() < deadline
+    wait_until(lambda: client.pubsub_numsub(f"{PREFIX}:versions") == [(f"{PREFIX}:versions", 0)])
 
 
 def test_a_message_that_is_not_a_version_is_ignored(url: str, client: redis.Redis) -> None:
