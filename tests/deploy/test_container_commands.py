@@ -89,7 +89,7 @@ def test_the_server_is_healthy_only_while_it_runs(tmp_path: Path) -> None:
     assert image.health() == 1, "Docker reserves the other codes"
     with image.running() as process:
         image.wait_until_healthy(process, 60)
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=30) as client:
             assert client.get("/versions").status_code == 401, "the keys are required"
             assert client.get("/metrics").status_code == 200, "Prometheus sends no key"
         assert image.stop(process) == 0

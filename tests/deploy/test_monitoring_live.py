@@ -160,18 +160,18 @@ def observe(running: Loop, monitor: Prometheus, client: Client) -> Run:
     client.send(novel=True)
     wait_until(lambda: alert in monitor.firing(), 40)
     while_novel = monitor.firing()
-    before = httpx.get(f"{running.url}/readyz").json()["version"]
+    before = httpx.get(f"{running.url}/readyz", timeout=30).json()["version"]
     task = running.submit(batch("something new", "something else")).json()["id"]
     assert running.wait_until_ended(task)["state"] == "published"
     client.send(novel=False)
-    wait_until(lambda: httpx.get(f"{running.url}/readyz").json()["version"] > before, 20)
+    wait_until(lambda: httpx.get(f"{running.url}/readyz", timeout=30).json()["version"] > before, 20)
     wait_until(lambda: alert not in monitor.firing(), 40)
     after_learning = monitor.firing()
     time.sleep(4)  # for enough scores of the new version, and scrapes of them
     client.stop()
     total = client.answers.total()
     wait_until(lambda: monitor.value(ANSWERED) >= total, 10)
-    after = httpx.get(f"{running.url}/readyz").json()["version"]
+    after = httpx.get(f"{running.url}/readyz", timeout=30).json()["version"]
     return Run(monitor, client.answers, while_known, while_novel, after_learning, (before, after))
 
 

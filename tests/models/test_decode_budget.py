@@ -29,7 +29,7 @@ def test_images_are_decoded_together_only_if_they_fit() -> None:
             with lock:
                 running += 1
                 most = max(most, running)
-            two_inside.wait(10)  # two images fit, so two threads meet here
+            two_inside.wait(60)  # two images fit, so two threads meet here
             with lock:
                 running -= 1
 

@@ -48,7 +48,7 @@ def test_waiting_ends_after_the_timeout(tmp_path: Path) -> None:
         started = time.monotonic()
         with pytest.raises(TimeoutError), file_lock(tmp_path / "lock", timeout=0.2):
             pass
-        assert 0.2 <= time.monotonic() - started < 5
+        assert time.monotonic() - started >= 0.2
 
 
 def test_the_lock_ends_with_its_process(tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_children_keep_a_lock_that_is_shared_with_them(tmp_path: Path) -> None:
     with pytest.raises(TimeoutError), file_lock(path, timeout=0):
         pass
     child.communicate(b"\n")
-    with file_lock(path, timeout=5):
+    with file_lock(path, timeout=30):
         pass
 
 

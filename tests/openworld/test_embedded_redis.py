@@ -93,7 +93,7 @@ def test_it_is_ready_when_it_answers_and_restarts_with_its_data(tmp_path: Path) 
             server = EmbeddedRedis(folder, path, lambda line: None, ())
             for _ in range(2):
                 await server.start()
-                await asyncio.wait_for(server.ready(), 20)
+                await asyncio.wait_for(server.ready(), 60)
                 assert redis_answers(path)
                 server.send(signal.SIGKILL)
                 assert await server.wait() == -signal.SIGKILL
@@ -151,7 +151,7 @@ def test_a_server_that_was_ready_is_restarted_after_exit_code_1(
         async def main() -> int:
             return await Supervisor([[EmbeddedRedis(tmp_path / "redis", path, on_line, ())]], grace=5).run()
 
-        assert asyncio.run(asyncio.wait_for(main(), 20)) == 0
+        assert asyncio.run(asyncio.wait_for(main(), 60)) == 0
     assert lines == ["started", "started"]
 
 

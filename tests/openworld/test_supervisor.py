@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from openworld.up.supervisor import KILLED, SAME_SIGNAL_SECONDS, RestartPolicy, Supervisor
+from openworld.up.supervisor import KILLED, RestartPolicy, Supervisor
 from tests.support.paths import ROOT
 from tests.support.waiting import wait_until
 
@@ -25,6 +25,7 @@ DRIVER = """
 import asyncio, json, logging, os, signal, sys
 from models.errors import OpenWorldError
 from openworld.logs import LogStream, LogStreamHandler
+from openworld.up import supervisor
 from openworld.up.child_process import ChildProcess
 from openworld.up.supervisor import RestartPolicy, Supervisor
 
@@ -39,6 +40,7 @@ def child(name, code):
 
 stages = [[child(name, code) for name, code in stage.items()] for stage in given["stages"]]
 policy = RestartPolicy(*given["back_off"])
+supervisor.SAME_SIGNAL_SECONDS = given["same_signal_seconds"]
 try:
     sys.exit(asyncio.run(Supervisor(stages, grace=given["grace"], restart_policy=policy).run()))
 except OpenWorldError as error:
@@ -87,7 +89,7 @@ class Supervised:
     def pids(self) -> list[int]:
         return [int(line.rpartition("pid ")[2]) for line in self.lines if "| pid " in line]
 
-    def end(self, seconds: float = 10) -> tuple[int, str]:
+    def end(self, seconds: float = 60) -> tuple[int, str]:
         out, _ = self.process.communicate(timeout=seconds)
         return self.process.returncode, out
 
@@ -104,8 +106,10 @@ def supervise(tmp_path: Path) -> Iterator[Supervise]:
         grace: float = 20,
         back_off: tuple[float, float, float] = (0.05, 0.2, 60),
         ignore_hangup: bool = False,
+        same_signal_seconds: float = 0.5,
     ) -> Supervised:
         given = {"stages": stages, "grace": grace, "back_off": back_off, "ignore_hangup": ignore_hangup}
+        given["same_signal_seconds"] = same_signal_seconds
         command = [sys.executable, "-c", DRIVER, json.dumps(given)]
         if ignore_hangup:
             command = ["sh", "-c", """trap '' HUP; exec "$@\"""", "sh", *command]
@@ -149,7 +153,7 @@ def test_later_stages_end_before_earlier_ones_are_stopped(supervise: Supervise) 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_repeated_signals_within_a_moment_count_as_one(supervise: Supervise, number: int) -> None:
-    running = supervise({"server": POLITE})
+    running = supervise({"server": POLITE}, same_signal_seconds=600)
     wait_until(lambda: running.has("ready"))
     for _ in range(3):
         running.process.send_signal(number)
@@ -159,11 +163,10 @@ def test_repeated_signals_within_a_moment_count_as_one(supervise: Supervise, num
 
 
 def test_a_second_signal_kills_all_programs(supervise: Supervise) -> None:
-    running = supervise({"redis": DEAF}, {"server": DEAF})
+    running = supervise({"redis": DEAF}, {"server": DEAF}, grace=600, same_signal_seconds=0)
     wait_until(lambda: len(running.pids()) == 2)
     running.process.send_signal(signal.SIGINT)
     wait_until(lambda: running.has("SIGINT: stopping"))
-    time.sleep(SAME_SIGNAL_SECONDS)
     running.process.send_signal(signal.SIGINT)
     assert running.end() == (KILLED, "")
     assert not any(map(runs, running.pids()))
@@ -202,7 +205,7 @@ def test_no_program_outlives_a_killed_supervisor(supervise: Supervise) -> None:
     running = supervise({"redis": DEAF}, {"server": SLEEP, "trainer": DEAF})
     wait_until(lambda: len(running.pids()) == 3)
     running.process.kill()
-    wait_until(lambda: not any(map(runs, running.pids())), 5)
+    wait_until(lambda: not any(map(runs, running.pids())))
 
 
 def test_programs_have_their_own_session_and_end_with_their_children(supervise: Supervise) -> None:

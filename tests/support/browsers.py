@@ -21,6 +21,8 @@ import pytest
 
 playwright = pytest.importorskip("playwright.sync_api", reason="no Playwright: pip install 'openworld[dev]'")
 
+TIMEOUT = 60_000  # milliseconds, for a busy machine
+playwright.expect.set_options(timeout=TIMEOUT)
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
 DESK, PHONE = {"width": 1280, "height": 800}, {"width": 390, "height": 844}
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "openworld-tests"
@@ -35,7 +37,7 @@ def chromium() -> Iterator[Any]:
         found = next(filter(None, map(shutil.which, NAMES)), str(own) if own.exists() else None)
         if found is None:
             pytest.skip("Chromium is not installed: apt-get install chromium, or playwright install chromium")
-        browser = player.chromium.launch(executable_path=found, args=ARGUMENTS)
+        browser = player.chromium.launch(executable_path=found, args=ARGUMENTS, timeout=TIMEOUT)
         try:
             yield browser
         finally:
@@ -81,7 +83,7 @@ class Visit:
 def visit(browser: Any, url: str, viewport: dict[str, int] | None = None, **options: Any) -> Iterator[Visit]:
     """A new tab. Fails at the end if the page logged an error or contacted another host."""
     context = browser.new_context(viewport=viewport or DESK, **options)
-    context.set_default_timeout(20_000)
+    context.set_default_timeout(TIMEOUT)
     try:
         visiting = Visit(context.new_page(), url)
         yield visiting

@@ -64,7 +64,7 @@ def test_labelled_novelties_are_learned_and_can_be_rolled_back(browser: Any, ser
         expect(page.locator(".answer")).to_have_text(words_about(service.url, image("kiwi", 0), "kiwi"))
         expect(page.locator(".evidence")).to_contain_text("4: fig, kiwi")
 
-        accept = httpx.get(f"{service.url}/versions/4").json()["accept"]
+        accept = httpx.get(f"{service.url}/versions/4", timeout=30).json()["accept"]
         page = visiting.open("versions/4")
         expect(page.get_by_text(f"The trainer was set to accept {100 * accept:.0f} % of known images")).to_be_visible()
 
@@ -93,7 +93,7 @@ def roll_back(visiting: Visit) -> None:
     page.get_by_label("Reason, for the history").fill("a test")
     page.get_by_role("button", name="Activate version 3").click()
     expect(page.locator(".detail .badge")).to_contain_text("active since")
-    history = httpx.get(f"{visiting.url}/versions").json()["history"]
+    history = httpx.get(f"{visiting.url}/versions", timeout=30).json()["history"]
     assert history[-1]["reason"] == "anonymous: a test"
 
 
@@ -140,7 +140,7 @@ def test_a_class_is_renamed_merged_retired_and_restored(browser: Any, tmp_path: 
 def test_the_threshold_slider_shows_what_is_accepted_and_what_is_flagged(browser: Any, service: Loop) -> None:
     with visit(browser, service.url) as visiting:
         page = visiting.open("versions/3")
-        detail = httpx.get(f"{service.url}/versions/3").json()
+        detail = httpx.get(f"{service.url}/versions/3", timeout=30).json()
         reference, simulated, own = detail["reference"], detail["simulated"], detail["threshold"]
         accepted = sum(score >= own for score in reference) / len(reference)
         flagged = sum(score < own for score in simulated) / len(simulated)

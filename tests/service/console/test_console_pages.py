@@ -31,7 +31,7 @@ def test_live_shows_the_traffic_and_the_version_changes(browser: Any, taught: Lo
     httpx.post(f"{taught.url}/predict", content=known_image("class 0"), timeout=30)
     with visit(browser, taught.url) as visiting:
         page = visiting.open("live")
-        pulse = httpx.get(f"{taught.url}/pulse").json()
+        pulse = httpx.get(f"{taught.url}/pulse", timeout=30).json()
         expect(page.locator(".stats")).to_contain_text(f"{pulse['known'] + pulse['novel']}")
         expect(page.locator(".stats")).to_contain_text(f"version {pulse['version']}")
         expect(page.locator(".stats dt").first).to_have_text("Never seen")

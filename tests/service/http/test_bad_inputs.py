@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import re
 import socket
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -193,7 +192,7 @@ def test_a_disconnect_in_the_middle_leaves_nothing_behind(
     elif how == "reset":
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
     connection.close()
-    wait_until(lambda: server.metric("openworld_in_flight_images") == 0, 5)
+    wait_until(lambda: server.metric("openworld_in_flight_images") == 0)
     assert answer_to(address, known_image("class 0"))["label"] == "class 0"
     assert logged_errors(server) == before  # a disconnect is not an error of the server
 
@@ -209,9 +208,7 @@ def test_four_passes_over_the_corpus_do_not_grow_memory_or_block_the_server(
         for number, case in enumerate(corpus()):
             assert send(address, case).status < 500, case.name
             if number % 25 == 0:
-                started = time.monotonic()
-                assert send(address, Case("", 200, method="GET", path="/livez")).status == 200
-                assert time.monotonic() - started < 5  # never blocked, with a margin for a busy machine
+                assert send(address, Case("", 200, method="GET", path="/livez")).status == 200  # it has a timeout
         resident.append(process.memory_info().rss)
     shown = [round(size / MIB, 1) for size in resident]
     record_property("resident_mib", shown)

@@ -25,7 +25,7 @@ from service.http.limits import (
     finish_by,
     finish_while_connected,
 )
-from tests.support.servers import known_image, learned_folder, running_server, wait_until
+from tests.support.servers import known_image, learned_folder, running_server
 
 # Rates
 
@@ -35,19 +35,18 @@ ROBOT, OTHER = "robot", "other"
 def test_a_key_that_exceeds_its_rate_is_refused_and_others_are_not(tmp_path: Path) -> None:
     secrets = "ffffffff-secret-of-fast", "ssssssss-secret-of-slow"
     keys = f"fast:predict:{secrets[0]},slow:predict:{secrets[1]}"
-    settings = {"rate_limit": 0.5, "max_request_images": 3, "threads": 1, "inbox": "false"}
+    settings = {"rate_limit": 0.01, "max_request_images": 3, "threads": 1, "inbox": "false"}
     with running_server(learned_folder(tmp_path / "robot"), keys=keys, **settings) as server:
         fast, slow = ({"X-API-Key": secret} for secret in secrets)
         image = known_image("class 0")
         assert [server.post("/predict", content=image, headers=fast).status_code for _ in range(3)] == [200] * 3
         refused = server.post("/predict", content=image, headers=fast)
         assert (refused.status_code, refused.json()["code"]) == (429, "rate_limited")
-        assert refused.headers["retry-after"] in ("1", "2")
+        assert 1 <= int(refused.headers["retry-after"]) <= 100  # for the next image; the bucket fills slowly here
         assert "fast" in refused.json()["detail"]
         assert server.post("/predict", content=image, headers=slow).status_code == 200
         assert server.metric("openworld_rejected_total", reason="rate_limited") == 1
         assert server.get("/versions", headers=fast).status_code == 200  # only images are counted
-        wait_until(lambda: server.post("/predict", content=image, headers=fast).status_code == 200, 10)
 
 
 class Clock:
@@ -202,7 +201,8 @@ def test_permits_never_leak(steps: list[tuple[str, int, int]]) -> None:
 def test_a_request_may_shorten_or_lengthen_its_deadline_up_to_the_limit() -> None:
     limits = RequestLimits(body=1, images=1, image=1, timeout=10, max_timeout=60)
     for asked, seconds in ((None, 10), (1, 1), (30, 30), (61, 60)):
-        assert limits.deadline(asked) - time.monotonic() == pytest.approx(seconds, abs=0.5)
+        before = time.monotonic()
+        assert before + seconds <= limits.deadline(asked) <= time.monotonic() + seconds
 
 
 class Work:

@@ -140,7 +140,7 @@ def test_an_unsupported_method_is_a_405_that_lists_the_supported_ones(
     server: RunningServer, document: Document
 ) -> None:
     templates = {path: re.compile(re.sub(r"{\w+}", "[^/]+", path)) for path in document["paths"]}
-    with httpx.Client(base_url=server.url) as http:
+    with httpx.Client(base_url=server.url, timeout=30) as http:
         for path in templates:
             concrete = re.sub(r"{\w+}", "1", path)
             # /things/all also matches /things/{id}.

@@ -77,9 +77,9 @@ def test_a_page_of_another_site_changes_nothing(server: RunningServer, data: Pat
     for headers in ({"Origin": EVIL}, {"Origin": "null"}, {"Sec-Fetch-Site": "cross-site"}):
         assert answer(server.post("/versions/2/activate", headers=headers)) == FOREIGN_ORIGIN
         assert answer(teach(server, headers)) == FOREIGN_ORIGIN
-        edit = httpx.patch(f"{server.url}/classes/class 0", json={"retired": True}, headers=headers)
+        edit = httpx.patch(f"{server.url}/classes/class 0", json={"retired": True}, headers=headers, timeout=30)
         assert answer(edit) == FOREIGN_ORIGIN
-        assert answer(httpx.delete(f"{server.url}/images/{'0' * 64}", headers=headers)) == FOREIGN_ORIGIN
+        assert answer(httpx.delete(f"{server.url}/images/{'0' * 64}", headers=headers, timeout=30)) == FOREIGN_ORIGIN
         assert answer(server.post("/predict", content=known_image("class 0"), headers=headers)) == FOREIGN_ORIGIN
     assert VersionStore(data).current() == 3
     assert server.get("/tasks").json()["tasks"] == []
@@ -90,13 +90,13 @@ def test_a_page_of_another_site_changes_nothing(server: RunningServer, data: Pat
 )
 def test_an_origin_of_another_host_or_port_is_refused(server: RunningServer, origin: str) -> None:
     headers = {"Origin": origin.encode()}
-    assert answer(httpx.post(f"{server.url}/versions/3/activate", headers=headers)) == FOREIGN_ORIGIN  # type: ignore[arg-type]
-    assert answer(httpx.get(f"{server.url}/versions", headers=headers)) == FOREIGN_ORIGIN  # type: ignore[arg-type]
+    assert answer(httpx.post(f"{server.url}/versions/3/activate", headers=headers, timeout=30)) == FOREIGN_ORIGIN  # type: ignore[arg-type]
+    assert answer(httpx.get(f"{server.url}/versions", headers=headers, timeout=30)) == FOREIGN_ORIGIN  # type: ignore[arg-type]
 
 
 def test_two_origins_are_refused(server: RunningServer) -> None:
     both = [("Origin", server.url), ("Origin", EVIL)]
-    assert answer(httpx.post(f"{server.url}/versions/3/activate", headers=both)) == FOREIGN_ORIGIN
+    assert answer(httpx.post(f"{server.url}/versions/3/activate", headers=both, timeout=30)) == FOREIGN_ORIGIN
 
 
 def test_the_own_pages_and_programs_are_answered(server: RunningServer) -> None:

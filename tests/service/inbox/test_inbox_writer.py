@@ -3,7 +3,6 @@
 import contextlib
 import logging
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +16,7 @@ from tests.support.images import make_image
 from tests.support.inbox import Clock, novelty_ids, sighting
 from tests.support.waiting import wait_until
 
-SECONDS = 10  # a test that waits this long has failed
+SECONDS = 60  # a test that waits this long has failed
 
 
 class Reports:
@@ -91,9 +90,8 @@ def test_a_full_queue_drops_without_waiting(slow: SlowInbox, reports: Reports) -
     writer = writer_of(slow, reports, max_sightings=3)
     assert writer.offer(sighting(make_image(0)))
     assert slow.entered.wait(SECONDS)
-    started = time.monotonic()
+    # The inbox is busy until `release`: an offer that waits for it does not return.
     assert [writer.offer(sighting(make_image(n))) for n in range(1, 100)] == [True] * 3 + [False] * 96
-    assert time.monotonic() - started < 1
     assert reports.dropped == ["queue"] * 96
     assert not writer.flush(0.01)
     slow.release.set()

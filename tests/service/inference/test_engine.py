@@ -34,13 +34,15 @@ class FakeModel:
     version: int = 1
     batches: list[list[float]] = field(default_factory=list)
     go: threading.Event = field(default_factory=threading.Event)
+    entered: threading.Event = field(default_factory=threading.Event)
     fails_on: float | None = None
 
     def decode(self, data: bytes, small_only: bool = False) -> Array:
         raise AssertionError("the engine does not decode")
 
     def score(self, pixels: Sequence[Array], all_threads: bool = True) -> list[Scored]:
-        assert self.go.wait(10)
+        self.entered.set()
+        assert self.go.wait(60)
         self.batches.append([float(one[0]) for one in pixels])
         if self.fails_on in self.batches[-1]:
             raise RuntimeError("out of memory")
@@ -52,7 +54,7 @@ def image(number: float) -> Array:
 
 
 def soon() -> float:
-    return time.monotonic() + 10
+    return time.monotonic() + 60
 
 
 @asynccontextmanager
@@ -66,7 +68,8 @@ async def running(max_batch: int = 4, parallel_batches: int = 1) -> AsyncIterato
 async def keep_busy(engine: Engine, version: FakeModel) -> asyncio.Future[Scored]:
     """Occupy the engine with a first image, so that the following ones queue."""
     first = engine.submit(version, image(-1), soon())
-    await asyncio.sleep(0.05)
+    while not version.entered.is_set():
+        await asyncio.sleep(0.001)
     return first
 
 
@@ -211,7 +214,8 @@ def test_a_version_is_broken_if_a_blank_image_fails_as_well(
             await engine.submit(good, image(1), soon())
             while bad.batches[-1:] != [[0.0]] or len(bad.batches) < 4:  # the probe
                 await asyncio.sleep(0.01)
-            await asyncio.sleep(0.01)
+            while not engine.broken if broken else engine._probes:
+                await asyncio.sleep(0.01)
             assert engine.broken == ({1: "out of memory"} if broken else {})
             bad.fails_on = None
             while engine.broken:

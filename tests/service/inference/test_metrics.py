@@ -363,7 +363,7 @@ def test_a_version_in_use_keeps_its_series() -> None:
 
 def test_unknown_paths_methods_and_keys_make_no_series(server: RunningServer) -> None:
     routes = set(server.get("/openapi.json").json()["paths"]) | {"/openapi.json", "unmatched"}
-    with httpx.Client(base_url=server.url) as http:
+    with httpx.Client(base_url=server.url, timeout=30) as http:
         for number in range(20):
             http.get(f"/unknown/{number}?a={number}")
             http.request("PATCH", f"/versions/{number + 500}/activate")

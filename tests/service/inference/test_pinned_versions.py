@@ -43,7 +43,7 @@ class Loader:
     go: threading.Event = field(default_factory=threading.Event)
 
     def __call__(self, number: int) -> ServableModel:
-        assert self.go.wait(10)
+        assert self.go.wait(60)
         self.loaded.append(number)
         if self.damaged:
             raise OSError("a flipped byte")
@@ -106,7 +106,7 @@ def test_models_that_requests_still_use_count_as_loaded() -> None:
             await asyncio.wait_for(asyncio.shield(request), 0.05)
         in_use.clear()
         gc.collect()
-        assert (await asyncio.wait_for(request, 5)).version == 9
+        assert (await asyncio.wait_for(request, 60)).version == 9
         assert loader.most_alive == MAX_PINNED
 
     run(scenario)

@@ -95,5 +95,5 @@ def test_a_cached_thumbnail_is_answered_with_304(server: RunningServer) -> None:
     for size in (63, 513):
         assert problem_of(server.get(f"{path}?size={size}")) == (422, "invalid")
     assert server.get(f"/novelties/{id}/thumbnail").status_code == 200
-    assert httpx.delete(f"{server.url}/novelties/{id}").status_code == 204
+    assert httpx.delete(f"{server.url}/novelties/{id}", timeout=30).status_code == 204
     assert problem_of(server.get(path, headers={"If-None-Match": etag})) == (404, "not_found")

@@ -7,6 +7,7 @@ import json
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx2 as httpx
 import numpy as np
@@ -52,29 +53,31 @@ def test_a_form_and_a_zip_with_the_same_images_are_the_same_task(idle: Loop) -> 
 
 
 def test_novelties_and_predictions_are_labelled_by_their_ids(idle: Loop) -> None:
-    answers = [
-        httpx.post(f"{idle.url}/predict", content=novel_image(n)).json()["predictions"][0] for n in range(40, 44)
-    ]
+    def predict(image: bytes) -> dict[str, Any]:
+        answer: dict[str, Any] = httpx.post(f"{idle.url}/predict", content=image, timeout=30).json()["predictions"][0]
+        return answer
+
+    answers = [predict(novel_image(n)) for n in range(40, 44)]
     assert all(answer["novel"] for answer in answers)
 
     def inbox() -> list[dict[str, object]]:
-        found: list[dict[str, object]] = httpx.get(f"{idle.url}/novelties").json()["items"]
+        found: list[dict[str, object]] = httpx.get(f"{idle.url}/novelties", timeout=30).json()["items"]
         return found
 
     wait_until(lambda: len(inbox()) >= 3)
     by_novelty = [str(item["id"]) for item in inbox()][:2]
-    known_id = httpx.post(f"{idle.url}/predict", content=known_image("class 0", 77)).json()["predictions"][0]["id"]
+    known_id = predict(known_image("class 0", 77))["id"]
     unused = [a["id"] for a in answers if a["id"] not in {i["prediction_id"] for i in inbox() if i["id"] in by_novelty}]
     response = post(idle, json={"classes": {"gizmo": [*by_novelty], "widget": [unused[0], known_id]}})
     assert response.status_code == 202, response.text
     assert response.json()["counts"] == {"gizmo": 2, "widget": 2}
-    labelled = httpx.get(f"{idle.url}/novelties", params={"state": "labelled"}).json()["items"]
+    labelled = httpx.get(f"{idle.url}/novelties", params={"state": "labelled"}, timeout=30).json()["items"]
     assert set(by_novelty) <= {item["id"] for item in labelled}
 
 
 def test_a_novelty_whose_image_is_lost_is_a_problem_of_the_batch(idle: Loop) -> None:
     image = novel_image(45)
-    httpx.post(f"{idle.url}/predict", content=image)
+    httpx.post(f"{idle.url}/predict", content=image, timeout=30)
     wait_until(lambda: list((idle.data / "inbox").rglob(sha256_bytes(image))))
     for path in (idle.data / "inbox").rglob(sha256_bytes(image)):
         path.unlink()
@@ -106,7 +109,7 @@ def test_every_problem_of_a_batch_is_listed_in_one_response(idle: Loop) -> None:
     problems = " | ".join(problem["detail"] for problem in response.json()["errors"])
     for part in ("'empty' has no image that can be read", "b.png", "'../up'", "the same image is in 2 classes"):
         assert part in problems
-    assert httpx.get(f"{idle.url}/tasks").json()["counts"]["queued"] < 10
+    assert httpx.get(f"{idle.url}/tasks", timeout=30).json()["counts"]["queued"] < 10
 
 
 @pytest.mark.parametrize(
@@ -155,12 +158,12 @@ def test_an_idempotency_key_is_for_one_batch(idle: Loop) -> None:
 
 def test_a_queued_task_is_cancelled_and_queued_again(idle: Loop) -> None:
     id = idle.submit(batch("birch")).json()["id"]
-    assert httpx.post(f"{idle.url}/tasks/{id}/cancel").json()["state"] == "cancelled"
-    assert httpx.post(f"{idle.url}/tasks/{id}/retry").json()["state"] == "queued"
-    assert httpx.get(f"{idle.url}/tasks/unknown").json()["code"] == "unknown_task"
-    listed = httpx.get(f"{idle.url}/tasks", params={"limit": 2}).json()
+    assert httpx.post(f"{idle.url}/tasks/{id}/cancel", timeout=30).json()["state"] == "cancelled"
+    assert httpx.post(f"{idle.url}/tasks/{id}/retry", timeout=30).json()["state"] == "queued"
+    assert httpx.get(f"{idle.url}/tasks/unknown", timeout=30).json()["code"] == "unknown_task"
+    listed = httpx.get(f"{idle.url}/tasks", params={"limit": 2}, timeout=30).json()
     assert len(listed["tasks"]) == 2
-    rest = httpx.get(f"{idle.url}/tasks", params={"before": listed["next"], "limit": 200}).json()
+    rest = httpx.get(f"{idle.url}/tasks", params={"before": listed["next"], "limit": 200}, timeout=30).json()
     assert not {task["id"] for task in listed["tasks"]} & {task["id"] for task in rest["tasks"]}
 
 
@@ -172,7 +175,7 @@ def test_failed_tasks_are_listed_with_their_reasons(idle: Loop) -> None:
         lease = idle.queue.claim("worker")
     assert lease is not None
     lease.fail("no disk", retry=False)
-    failed = httpx.get(f"{idle.url}/tasks", params={"state": "failed"}).json()["tasks"]
+    failed = httpx.get(f"{idle.url}/tasks", params={"state": "failed"}, timeout=30).json()["tasks"]
     assert [(task["id"], task["reason"], task["attempts"]) for task in failed] == [(id, "no disk", 1)]
 
 
@@ -202,7 +205,7 @@ def test_a_task_is_followed_to_a_version_that_equals_that_of_openworld_learn(
         assert events[-1]["state"] == "published"
         assert events[-1]["version"] == 4
         assert {report["task"] for report in events[-1]["result"]["tasks"]} == {0, 1, 2, 3}
-        assert events[-1]["result"]["advice"] == httpx.get(f"{running.url}/versions/4").json()["advice"]
+        assert events[-1]["result"]["advice"] == httpx.get(f"{running.url}/versions/4", timeout=30).json()["advice"]
         assert set(events[-1]["result"]["advice"]) == {"confused", "wrong_labels", "weak"}
         progress = [event["progress"]["progress"] for event in events if event["progress"]]
         assert progress == sorted(progress)
