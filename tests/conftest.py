@@ -3,6 +3,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.support.once_per_run import add_run_folder
+
 # Settings that learn a task in seconds, on one thread.
 ENVIRONMENT = {
     "OPENWORLD_BACKBONE": "tf_efficientnet_lite0",
@@ -10,6 +12,10 @@ ENVIRONMENT = {
     "OPENWORLD_DEVICE": "cpu",
     "OPENWORLD_TRAIN_THREADS": "1",
 }
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    add_run_folder(config)
 
 
 @pytest.fixture(scope="module")

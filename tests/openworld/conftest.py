@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from models.versions.store import VersionStore
 from openworld.cli import main
 from tests.support.coloured_images import coloured_image, write_colours
 from tests.support.images import write_classes
@@ -45,6 +44,9 @@ def batches(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
 @pytest.fixture(scope="module")
 def first(environment: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A data folder with one version, learned once per test process. Tests must not change it."""
+    from tests.support.exported import export_once
+
+    environment.setattr("trainer.publish.export", export_once)  # the export takes longer than the training
     return _first_version(tmp_path_factory.getbasetemp() / "coloured")
 
 
@@ -65,11 +67,3 @@ def run(capsys: pytest.CaptureFixture[str]) -> Any:
         return code, captured.out, captured.err
 
     return command
-
-
-@pytest.fixture
-def no_export(first: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """New data folders get the graphs of `first`: the export takes longer than the training."""
-    store = VersionStore(first)
-    graphs = {role: store.graph_path(sha).read_bytes() for role, sha in store.manifest(1).graphs.items()}
-    monkeypatch.setattr("trainer.publish.export", lambda backbone: graphs)

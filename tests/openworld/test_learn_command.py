@@ -153,9 +153,7 @@ def test_a_second_task_uses_the_given_rule(
     assert store.manifest(2).settings["adapted_blocks"] is None
 
 
-def test_two_runs_give_identical_files(
-    first: Path, batches: SimpleNamespace, tmp_path: Path, run: Run, no_export: None
-) -> None:
+def test_two_runs_give_identical_files(first: Path, batches: SimpleNamespace, tmp_path: Path, run: Run) -> None:
     assert run("learn", batches.first, "--data", tmp_path)[0] == 0
     for name in ("model.safetensors", "samples.json"):
         place = Path("versions/000001") / name

@@ -21,10 +21,11 @@ from models.images import load_pixels
 from models.inference.evidence import Features
 from models.inference.gaussians import Gaussians
 from models.inference.model import Adapters, Head, Model, TaskModel
-from models.inference.runtime import CHUNK, Runtime
+from models.inference.runtime import CHUNK, ROLES, Runtime
 from models.network.adapted_blocks import TaskTensors, tensors_of
 from models.network.backbone import Backbone, open_backbone
 from models.network.export import export
+from tests.support.once_per_run import made_once
 from tests.support.settings import learner_settings
 from tests.support.tiny_model import silent_progress
 from trainer.learning.checkpoint import Checkpoint
@@ -107,8 +108,19 @@ class Exported:
 
     @classmethod
     def of(cls, backbone: Backbone) -> Exported:
-        graphs = export(backbone)
+        graphs = export_once(backbone)
         return cls(backbone, graphs, Runtime(graphs, "cpu", threads=1))
+
+
+def export_once(backbone: Backbone) -> dict[str, bytes]:
+    """The graphs of a backbone from `open_backbone`, whose identity is in its record: an export takes seconds."""
+
+    def write(folder: Path) -> None:
+        for role, graph in export(backbone).items():
+            (folder / role).write_bytes(graph)
+
+    folder = made_once(f"graphs of {backbone.spec.sha256}", write)
+    return {role: (folder / role).read_bytes() for role in ROLES}
 
 
 def random_backbone(folder: Path, name: str, adapted_blocks: int) -> Backbone:

@@ -13,9 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any
 
 import httpx2 as httpx
@@ -25,6 +23,7 @@ from PIL import Image
 from models.versions.store import VersionStore
 from tasks.images import ImageStore
 from tests.support.manifests import manifest_of
+from tests.support.once_per_run import made_once
 from tests.support.settings import clean_environment, variables
 from tests.support.tiny_model import SIZE, TinyImages, class_tasks, learn_tasks, tiny_backbone, tiny_settings
 from tests.support.waiting import wait_until
@@ -50,14 +49,12 @@ def novel_image(number: int) -> bytes:
     return buffer.getvalue()
 
 
-@cache
-def _template() -> Path:
-    """Three versions: classes 0 and 1, then 2 and 3, then 4; version 3 is current. Learned once per process."""
+def _learn_three_versions(folder: Path) -> None:
+    """Three versions: classes 0 and 1, then 2 and 3, then 4; version 3 is current."""
     from models.files import write_durable
     from models.network.export import export
     from models.versions.backbone_spec import RECORD
 
-    folder = Path(mkdtemp(prefix="learned-"))
     backbone = tiny_backbone()
     store = VersionStore(folder)
     write_durable(folder / RECORD, json.dumps(backbone.spec.to_dict()).encode())
@@ -71,12 +68,11 @@ def _template() -> Path:
     for number, learned in enumerate(learn_tasks(learner, batches)):
         manifest = manifest_of(learned.model, backbone.spec, parent=number or None, graphs=graphs)
         store.publish(manifest, learned.model.tensors(), learned.samples.to_json())
-    return folder
 
 
 def learned_folder(root: Path, current: int = 3) -> Path:
     """A private copy of the data folder with three versions."""
-    shutil.copytree(_template(), root, dirs_exist_ok=True)
+    shutil.copytree(made_once("three versions", _learn_three_versions), root, dirs_exist_ok=True)
     if current != 3:
         VersionStore(root).activate(current, "operator", "for a test")
     return root

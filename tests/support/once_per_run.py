@@ -1,0 +1,36 @@
+"""Folders that take seconds to make: made once per test run, and shared by its worker processes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from models.files import file_lock, temporary_beside
+
+VARIABLE = "TEST_RUN_FOLDER"
+
+
+def add_run_folder(config: pytest.Config) -> None:
+    """Create the folder of this run, and remove it at the end. The workers of pytest-xdist inherit its name."""
+    if hasattr(config, "workerinput"):
+        return
+    folder = tempfile.mkdtemp(prefix="test-run-")
+    os.environ[VARIABLE] = folder
+    config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+
+
+def made_once(name: str, make: Callable[[Path], object]) -> Path:
+    """The folder `name` of this run. The first process that needs it makes it, the others wait. Do not change it."""
+    folder = Path(os.environ[VARIABLE]) / name
+    with file_lock(folder.with_name(f"{name}.lock")):
+        if not folder.exists():
+            unfinished = temporary_beside(folder)
+            unfinished.mkdir()
+            make(unfinished)
+            unfinished.rename(folder)
+    return folder
