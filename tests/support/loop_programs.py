@@ -2,7 +2,8 @@
 
 At the step that FAULT names, the process kills itself, or the process that FAULT_PID names. While the file that
 BROKEN_ENGINE names exists, the server computes no answers. The trainer pauses for SLOW seconds after every event, and
-while the file that HOLD names exists, or only from the end of the epoch on that this file contains.
+while the file that HOLD names exists, or only from the end of the epoch on that this file contains. Where FAULT is not
+set, the programs are unchanged.
 """
 
 from __future__ import annotations
@@ -60,11 +61,16 @@ class Program:
         if self.poll() is None:
             os.kill(self.pid, number)
 
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
 
-    def wait(self) -> None:
-        self._process.join()
+    def wait(self, timeout: float | None = None) -> int:
+        self._process.join(timeout)
+        assert self.returncode is not None, f"process {self.pid} runs after {timeout} s"
+        return self.returncode
 
 
 def start_program(program: str, data: Path, log: Path, environment: dict[str, str]) -> Program:
@@ -84,7 +90,8 @@ def _run(program: str, data: Path, log: Path, environment: dict[str, str]) -> No
             os.dup2(file.fileno(), stream.fileno())
     os.environ.clear()
     os.environ.update(environment)
-    {"serve": _arm_server, "train": _arm_trainer}[program]()
+    if "FAULT" in environment:
+        {"serve": _arm_server, "train": _arm_trainer}[program]()
     sys.exit(main([program, "--data", str(data)]))
 
 

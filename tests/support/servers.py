@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx2 as httpx
 import numpy as np
@@ -22,6 +22,7 @@ from PIL import Image
 
 from models.versions.store import VersionStore
 from tasks.images import ImageStore
+from tests.support.loop_programs import Program, start_program
 from tests.support.manifests import manifest_of
 from tests.support.once_per_run import made_once
 from tests.support.settings import clean_environment, variables
@@ -29,9 +30,6 @@ from tests.support.tiny_model import SIZE, TinyImages, class_tasks, learn_tasks,
 from tests.support.waiting import wait_until
 from trainer.learning.learner import Learner
 from trainer.learning.tokens import TokenCache
-
-if TYPE_CHECKING:
-    from tests.support.loop_programs import Program
 
 IMAGES = TinyImages()
 
@@ -82,7 +80,7 @@ def learned_folder(root: Path, current: int = 3) -> Path:
 class RunningServer:
     """An `openworld serve` process."""
 
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | Program
     url: str
     log: Path
     exit_code: int | None = field(default=None)
@@ -121,15 +119,25 @@ def metric_value(text: str, name: str, **labels: str) -> float:
 
 
 @contextmanager
-def running_server(data: Path, log: Path | None = None, **settings: object) -> Iterator[RunningServer]:
-    """A server on a free port. `settings` are fields of ServiceSettings."""
+def running_server(
+    data: Path, log: Path | None = None, *, fresh: bool = False, **settings: object
+) -> Iterator[RunningServer]:
+    """A server on a free port. `settings` are fields of ServiceSettings.
+
+    It is forked from a process that has imported it. With `fresh` it has its own interpreter and inherits the limits
+    of this process: for tests that measure its memory or its exit.
+    """
     log = log or data.parent / f"{data.name}.serve.log"
     environment = clean_environment() | variables(**settings)
     environment |= {"OPENWORLD_LOG_FORMAT": "json", "OPENWORLD_PORT": "0"}
     environment.setdefault("OPENWORLD_SERVE_DRAIN_SECONDS", "0.1")
-    with log.open("wb") as file:
+    process: subprocess.Popen[bytes] | Program
+    if fresh:
         command = [sys.executable, "-m", "openworld", "serve", "--data", str(data)]
-        process = subprocess.Popen(command, stderr=file, stdout=file, env=environment)
+        with log.open("wb") as file:
+            process = subprocess.Popen(command, stderr=file, stdout=file, env=environment)
+    else:
+        process = start_program("serve", data, log, environment)
     try:
         server = RunningServer(process, address_of(process, log), log)
         yield server

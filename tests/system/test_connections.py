@@ -60,7 +60,7 @@ def test_two_thousand_idle_connections_do_not_keep_others_out(data: Path) -> Non
     try:
         with ExitStack() as stack:
             server = stack.enter_context(
-                running_server(data, data.parent / "idle.log", max_connections=1000, inbox="false")
+                running_server(data, data.parent / "idle.log", fresh=True, max_connections=1000, inbox="false")
             )
             resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 4000), hard))
             with httpx.Client(base_url=server.url, timeout=30) as client:

@@ -29,7 +29,7 @@ def data(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def server(data: Path) -> Iterator[RunningServer]:
-    with running_server(data, poll_seconds=0.1, request_timeout=60) as running:
+    with running_server(data, fresh=True, poll_seconds=0.1, request_timeout=60) as running:
         yield running
 
 

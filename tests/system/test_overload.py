@@ -111,7 +111,7 @@ def test_the_work_of_a_disconnected_client_is_dropped(server: RunningServer) -> 
 
 def test_bodies_over_the_memory_limit_are_refused(tmp_path: Path) -> None:
     settings = {"body_memory": 6 * 2**20, "request_timeout": 60}
-    with running_server(learned_folder(tmp_path / "robot"), inbox="false", **settings) as server:
+    with running_server(learned_folder(tmp_path / "robot"), fresh=True, inbox="false", **settings) as server:
         statuses, _ = asyncio.run(burst(server.url, clients=8, answers=5))
         assert set(statuses) == {200, 429}
 
@@ -122,7 +122,7 @@ def test_one_large_image_per_thread_does_not_exceed_the_memory_for_decoding(tmp_
     Image.new("RGBA", (7000, 7000), (9, 99, 199, 99)).save(buffer, format="PNG", compress_level=1)
     settings = {"decode_threads": 4, "images_in_flight": 8, "max_request_images": 4}
     settings |= {"request_timeout": 200, "max_request_timeout": 200}
-    with running_server(learned_folder(tmp_path / "robot"), inbox="false", **settings) as server:
+    with running_server(learned_folder(tmp_path / "robot"), fresh=True, inbox="false", **settings) as server:
 
         def memory(field: str) -> int:
             lines = Path(f"/proc/{server.process.pid}/status").read_text().splitlines()

@@ -63,7 +63,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(data: Path) -> Iterator[RunningServer]:
-    with running_server(data, request_timeout=60) as running:
+    with running_server(data, fresh=True, request_timeout=60) as running:
         yield running
 
 

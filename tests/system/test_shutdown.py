@@ -43,7 +43,7 @@ def test_sigterm_under_load_answers_every_accepted_request(tmp_path: Path) -> No
                     assert len(response.json()["predictions"]) == 40
 
     settings = {"drain_seconds": 0.5, "images_in_flight": 2000, "request_timeout": 60, "shutdown_seconds": 60}
-    with running_server(learned_folder(tmp_path / "robot"), **settings) as server:
+    with running_server(learned_folder(tmp_path / "robot"), fresh=True, **settings) as server:
         threads = [threading.Thread(target=client) for _ in range(CLIENTS)]
         for thread in threads:
             thread.start()
@@ -61,7 +61,7 @@ def test_sigterm_under_load_answers_every_accepted_request(tmp_path: Path) -> No
 
 
 def test_the_server_is_not_ready_before_it_stops_listening(tmp_path: Path) -> None:
-    with running_server(learned_folder(tmp_path / "robot"), drain_seconds=60) as server:
+    with running_server(learned_folder(tmp_path / "robot"), fresh=True, drain_seconds=60) as server:
         assert server.get("/readyz").status_code == 200
         server.process.send_signal(signal.SIGTERM)
         wait_until(lambda: server.get("/readyz").status_code == 503)
@@ -76,7 +76,7 @@ def test_the_server_is_not_ready_before_it_stops_listening(tmp_path: Path) -> No
 
 
 def test_a_second_signal_does_not_wait_for_the_drain(tmp_path: Path) -> None:
-    with running_server(learned_folder(tmp_path / "robot"), drain_seconds=60) as server:
+    with running_server(learned_folder(tmp_path / "robot"), fresh=True, drain_seconds=60) as server:
         server.process.send_signal(signal.SIGINT)
         wait_until(lambda: server.get("/readyz").status_code == 503)
         server.process.send_signal(signal.SIGINT)

@@ -91,7 +91,7 @@ def check(command: list[str], folder: Path) -> None:
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(30)
-    with running_server(folder / "robot", log=folder / "other.log") as server:
+    with running_server(folder / "robot", log=folder / "other.log", fresh=True) as server:
         assert server.post("/predict", content=known_image("class 0")).json()["predictions"][0] | {
             "id": ""
         } == answer | {"id": ""}

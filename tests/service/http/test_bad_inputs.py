@@ -37,7 +37,7 @@ def server(folder: Path) -> Iterator[RunningServer]:
         # With its default, adaptive threshold glibc sometimes keeps up to 60 MiB of freed blocks. With a fixed one it
         # returns them, so that resident memory is what the server holds.
         patch.setenv("MALLOC_MMAP_THRESHOLD_", "131072")
-        with running_server(folder, threads=1, **LIMITS) as server:
+        with running_server(folder, fresh=True, threads=1, **LIMITS) as server:
             yield server
 
 
@@ -232,7 +232,7 @@ def high_water(server: RunningServer) -> int:
 @pytest.fixture
 def fresh(folder: Path, tmp_path: Path) -> Iterator[RunningServer]:
     """A server that has answered one small image only."""
-    with running_server(folder, tmp_path / "log", threads=1, inbox="false", **LIMITS) as server:
+    with running_server(folder, tmp_path / "log", fresh=True, threads=1, inbox="false", **LIMITS) as server:
         send(address_of(server), Case("", 200, body=JPEG))
         yield server
 
@@ -267,7 +267,7 @@ def test_endless_headers_are_cut_off(fresh: RunningServer) -> None:
 def test_no_route_reads_a_body_without_a_valid_key(folder: Path, tmp_path: Path) -> None:
     """The key is checked before 16 MiB are received."""
     keys, wrong = "robot:predict:a-secret-of-the-tests", []
-    with running_server(folder, tmp_path / "log", threads=1, inbox="false", keys=keys, **LIMITS) as server:
+    with running_server(folder, tmp_path / "log", fresh=True, threads=1, inbox="false", keys=keys, **LIMITS) as server:
         paths = server.get("/openapi.json").json()["paths"]
         writing = [(method.upper(), path) for path, item in paths.items() for method in item if method != "get"]
         for method, path in writing:
