@@ -1,10 +1,14 @@
 """Back-updating (Eq. backward): train earlier heads on a new task's images as `ood`.
 
-Only heads change, so features are computed once per head.
+Only heads change, and they are linear on fixed features: a convex problem, which `head_solver` solves for all heads at
+once. The preset `paper` trains them by SGD.
 
 The memory keeps few images per class, and a head that fits their noise rejects other images of its own classes. So
 half of the head's own features are drawn from the task's class Gaussians, which were fitted on all of its images.
 """
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -13,22 +17,70 @@ from numpy.typing import NDArray
 
 from models.inference.gaussians import Gaussians
 from models.inference.model import Head
+from trainer.learning.head_solver import HeadProblem, solve_heads
 from trainer.learning.settings import LearnerSettings
 
 
-def update_head(
-    head: Head,
-    gaussians: Gaussians,
-    own: NDArray[np.float32],
-    own_labels: NDArray[np.int64],
-    others: NDArray[np.float32],
-    settings: LearnerSettings,
-    rng: np.random.Generator,
-) -> Head:
-    """Train the head on its own features (n, d) as its classes and on `others` (m, d) as `ood`, in equal parts.
+@dataclass(frozen=True)
+class BackUpdate:
+    """An earlier head, and what it is trained on: its own images as its classes, others as `ood`, in equal parts."""
 
-    The classes of the head have equal weight too.
+    head: Head
+    gaussians: Gaussians
+    own: NDArray[np.float32]  # (n, d)
+    labels: NDArray[np.int64]  # (n,)
+    others: NDArray[np.float32]  # (m, d)
+
+
+def update_heads(updates: Iterable[BackUpdate], settings: LearnerSettings, rng: np.random.Generator) -> Iterator[Head]:
+    """The new heads, in order. `updates` is read as far as needed, so that few heads' features are in memory."""
+    if settings.recipe.back_solver == "sgd":
+        return (update_head(update, settings, rng) for update in updates)
+    problems = (head_problem(update, settings, rng) for update in updates)
+    return solve_heads(problems)
+
+
+def head_problem(update: BackUpdate, settings: LearnerSettings, rng: np.random.Generator) -> HeadProblem:
+    """Own and other images weigh one half each, the classes of the head the same, and draws `back_drawn` of a class.
+
+    Each class has as many draws as the memory has room for images.
     """
+    if len(update.own) == 0:  # without its own images a head would call everything `ood`
+        update = replace(update, others=update.others[:0])
+    classes, inverse, counts = np.unique(update.labels, return_inverse=True, return_counts=True)
+    quota, drawn_share = settings.keep_per_class, settings.recipe.back_drawn
+    drawn_labels = classes.repeat(quota if drawn_share else 0)
+    drawn = update.gaussians.sample(drawn_labels, rng).astype(np.float32)
+    own_share = 0.5 if len(update.others) else 1.0
+    per_class = own_share / max(len(classes), 1)
+    weights = [
+        per_class * (1 - drawn_share) / counts[inverse],
+        np.full(len(drawn), per_class * drawn_share / quota),
+        np.full(len(update.others), (1 - own_share) / max(len(update.others), 1)),
+    ]
+    ood = np.full(len(update.others), len(update.head.bias) - 1)
+    features = np.concatenate([update.own, drawn, update.others])
+    length = float((features**2).sum(axis=1).mean()) if len(features) else 1.0
+    return HeadProblem(
+        head=update.head,
+        features=features,
+        labels=np.concatenate([update.labels, drawn_labels, ood]),
+        weights=np.concatenate(weights),
+        ridge=settings.recipe.back_ridge * length / _size(counts, len(update.others)),
+    )
+
+
+def _size(counts: NDArray[np.int64], others: int) -> int:
+    """The number of images that a head is trained on, per side.
+
+    Each class counts as the rarest one: with more steps, or a weaker ridge, the head would fit the noise of that class.
+    """
+    return max(len(counts) * int(counts.min()) if len(counts) else 1, others)
+
+
+def update_head(update: BackUpdate, settings: LearnerSettings, rng: np.random.Generator) -> Head:
+    """The head after `back_epochs` passes of SGD."""
+    head, own, own_labels, others = update.head, update.own, update.labels, update.others
     if len(own) == 0:
         return head
     weight = torch.tensor(head.weight, requires_grad=True)
@@ -37,13 +89,11 @@ def update_head(
     optimiser = torch.optim.SGD([weight, bias], lr=recipe.back_learning_rate, momentum=recipe.momentum)
     features = np.concatenate([own, others])
     labels = np.concatenate([own_labels, np.full(len(others), len(head.bias) - 1)])
-    # Not longer for a class with many images: the head would fit the noise of the rarest one.
-    counts = np.unique_counts(own_labels).counts
-    half, larger = recipe.back_batch // 2, max(len(counts) * int(counts.min()), len(others))
+    half, larger = recipe.back_batch // 2, _size(np.unique_counts(own_labels).counts, len(others))
     own_orders = _balanced(own_labels, settings.back_epochs * larger, rng).reshape(settings.back_epochs, larger)
     for own_order in own_orders:
         other_order = _shuffled(len(others), larger, rng) + len(own)
-        drawn = gaussians.sample(own_labels[own_order], rng).astype(np.float32)
+        drawn = update.gaussians.sample(own_labels[own_order], rng).astype(np.float32)
         for start in range(0, larger, half):
             part = slice(start, start + half)
             index = np.concatenate([own_order[part], other_order[part]])

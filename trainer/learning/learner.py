@@ -14,7 +14,7 @@ from models.network.adapted_blocks import tensors_of
 from models.network.backbone import Backbone
 from models.versions.edits import label_of
 from tasks.errors import BatchError
-from trainer.learning.back_update import update_head
+from trainer.learning.back_update import BackUpdate, update_heads
 from trainer.learning.checkpoint import Checkpoint
 from trainer.learning.evaluation import evaluate
 from trainer.learning.gate import Verdict
@@ -226,29 +226,37 @@ class Learner:
         quota = self.settings.keep_per_class
         size = sum(len(keys) or quota for keys in memory.values())  # |M|
         selected = [new_images[i] for i in rng.permutation(len(new_images))[:size]]
+        updated = [
+            (j, task)
+            for j, task in enumerate(model.tasks[:earlier_tasks])
+            if new_images or any(name in extension for name in task.classes)
+        ]
+        updates = (self._back_update_of(model, task, memory, selected, rng) for _, task in updated)
         heads: dict[int, Head] = {}
-        for j, task in enumerate(model.tasks[:earlier_tasks]):
-            if not new_images and not any(name in extension for name in task.classes):
-                continue
-            own = [(key, c) for c, name in enumerate(task.classes) for key in memory.get(name, ())]
-            labels_of_task = {label_of(name, model.aliases) for name in task.classes} - {None}
-            foreign = [
-                name
-                for name in memory
-                if name not in task.classes and label_of(name, model.aliases) not in labels_of_task
-            ]
-            others = [key for name in foreign for key in memory[name]] + selected
-            z_own = self.tokens.features([key for key, _ in own], tensors_of(task))
-            z_others = self.tokens.features(others, tensors_of(task))
-            labels = np.array([c for _, c in own], np.int64)
-            # A head that sees no image of a class unlearns it: draws stand for classes whose images were all deleted.
-            deleted = np.setdiff1d(np.arange(len(task.classes)), labels).repeat(quota)
-            if len(deleted):
-                z_own = np.concatenate([z_own, task.gaussians.sample(deleted, rng).astype(np.float32)])
-                labels = np.concatenate([labels, deleted])
-            heads[j] = update_head(task.head, task.gaussians, z_own, labels, z_others, self.settings, rng)
-            progress.report("back-updating", j + 1, earlier_tasks, len(own) + len(others))
+        for (j, _), head in zip(updated, update_heads(updates, self.settings, rng), strict=True):
+            heads[j] = head
+            progress.report("back-updating", j + 1, earlier_tasks, size + len(selected))
         return model.with_heads(heads)
+
+    def _back_update_of(
+        self, model: Model, task: TaskModel, memory: Images, selected: list[str], rng: np.random.Generator
+    ) -> BackUpdate:
+        """What one earlier head is trained on."""
+        own = [(key, c) for c, name in enumerate(task.classes) for key in memory.get(name, ())]
+        labels_of_task = {label_of(name, model.aliases) for name in task.classes} - {None}
+        foreign = [
+            name for name in memory if name not in task.classes and label_of(name, model.aliases) not in labels_of_task
+        ]
+        others = [key for name in foreign for key in memory[name]] + selected
+        z_own = self.tokens.features([key for key, _ in own], tensors_of(task))
+        z_others = self.tokens.features(others, tensors_of(task))
+        labels = np.array([c for _, c in own], np.int64)
+        # A head that sees no image of a class unlearns it: draws stand for classes whose images were all deleted.
+        deleted = np.setdiff1d(np.arange(len(task.classes)), labels).repeat(self.settings.keep_per_class)
+        if len(deleted):
+            z_own = np.concatenate([z_own, task.gaussians.sample(deleted, rng).astype(np.float32)])
+            labels = np.concatenate([labels, deleted])
+        return BackUpdate(task.head, task.gaussians, z_own, labels, z_others)
 
 
 def _keys(images: Images) -> list[str]:

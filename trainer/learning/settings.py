@@ -25,8 +25,11 @@ class Recipe(BaseModel):
     anneal: Literal["linear", "geometric"] = "linear"  # how the masks' s rises within an epoch, as in the paper
     replay: bool = True  # train with the replay memory as `ood`; off is plain HAT
     back_update: bool = True  # train earlier heads on the new task's images as `ood`
+    back_solver: Literal["convex", "sgd"] = "convex"  # paper: sgd, with the next two and `back_epochs`
     back_learning_rate: float = Field(0.01, gt=0)
     back_batch: int = Field(16, ge=2)
+    # Convex: the ridge toward the previous head, over the number of images and per squared length of a feature.
+    back_ridge: float = Field(0.1, gt=0)
     back_drawn: float = Field(0.5, ge=0, le=1)  # share of a head's own images drawn from its class Gaussians
     hold_out: float = Field(0.2, gt=0, lt=0.5)  # share of a class that no network is trained on, for calibration
     calibration_images: int = Field(2000, ge=1)  # used in one calibration at most, the same number of each class
@@ -38,7 +41,7 @@ PAPER: dict[str, Any] = {
     "rule": "paper",
     "epochs": 20,
     "replay_size": 200,
-    "recipe": Recipe(sparsity=0.75, mask_rate=1.0, anneal="linear", back_drawn=0.0),
+    "recipe": Recipe(sparsity=0.75, mask_rate=1.0, anneal="linear", back_solver="sgd", back_drawn=0.0),
 }
 
 
@@ -65,7 +68,7 @@ class LearnerSettings(Settings):
     keep_per_class: int = Field(20, ge=2, description="images kept of each class, for replay and for calibration")
     replay_size: int | None = Field(None, ge=1, description="limit of the replay memory in total; empty: none")
     epochs: int = Field(10, ge=1, description="passes over a new task's images")
-    back_epochs: int = Field(10, ge=1, description="passes of a back-update")
+    back_epochs: int = Field(10, ge=1, description="passes of a back-update by SGD (preset paper)")
     learning_rate: float = Field(0.005, gt=0, description="SGD learning rate of a new task")
     batch_size: int = Field(16, ge=1, description="new images per step; as many replayed ones join them")
     views: int = Field(1, ge=1, le=8, description="views of each training image: the plain one and augmented ones")

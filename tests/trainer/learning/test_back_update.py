@@ -1,3 +1,4 @@
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
@@ -13,12 +14,13 @@ from models.inference.gaussians import Gaussians
 from models.inference.model import Head, TaskModel
 from models.network.adapted_blocks import tensors_of
 from tests.support.tiny_model import TinyImages, class_tasks, learn_tasks, silent_progress, tiny_learner, tiny_settings
-from trainer.learning.back_update import update_head
+from trainer.learning.back_update import BackUpdate, head_problem, update_heads
 from trainer.learning.checkpoint import Checkpoint
 from trainer.learning.settings import LearnerSettings
 
 Array = NDArray[np.float32]
-SETTINGS = tiny_settings(back_epochs=10, back_learning_rate=0.01, back_batch=16, momentum=0.9)
+SGD = tiny_settings(back_solver="sgd", back_epochs=10, back_learning_rate=0.01, back_batch=16, momentum=0.9)
+CONVEX = tiny_settings()
 
 
 def around(centre: list[float], count: int, seed: int) -> Array:
@@ -37,10 +39,25 @@ OTHERS = around([1, 3, 0], 40, 2)  # they differ from the first class only in th
 GAUSSIANS = Gaussians.fit(OWN, LABELS, 2)
 
 
+@pytest.fixture(params=[SGD, CONVEX], ids=["sgd", "convex"])
+def settings(request: pytest.FixtureRequest) -> LearnerSettings:
+    chosen: LearnerSettings = request.param
+    return chosen
+
+
 def update(
-    head: Head, own: Array = OWN, others: Array = OTHERS, seed: int = 0, settings: LearnerSettings = SETTINGS
+    head: Head,
+    settings: LearnerSettings,
+    own: Array = OWN,
+    others: Array = OTHERS,
+    *,
+    labels: NDArray[np.int64] | None = None,
+    gaussians: Gaussians = GAUSSIANS,
+    seed: int = 0,
 ) -> Head:
-    return update_head(head, GAUSSIANS, own, LABELS[: len(own)], others, settings, np.random.default_rng(seed))
+    task = BackUpdate(head, gaussians, own, LABELS[: len(own)] if labels is None else labels, others)
+    (updated,) = update_heads([task], settings, np.random.default_rng(seed))
+    return updated
 
 
 def draws(count: int, seed: int) -> tuple[Array, NDArray[np.int64]]:
@@ -49,39 +66,42 @@ def draws(count: int, seed: int) -> tuple[Array, NDArray[np.int64]]:
     return GAUSSIANS.sample(labels, np.random.default_rng(seed)).astype(np.float32), labels
 
 
-def test_an_earlier_head_learns_to_call_the_new_task_ood(head: Head) -> None:
+def test_an_earlier_head_learns_to_call_the_new_task_ood(head: Head, settings: LearnerSettings) -> None:
     unseen = around([1, 3, 0], 100, 3)
     assert (head.logits(unseen).argmax(axis=1) == 2).mean() == 0
-    after = update(head)
+    after = update(head, settings)
     assert (after.logits(unseen).argmax(axis=1) == 2).mean() > 0.95
     assert (after.logits(OWN).argmax(axis=1) == LABELS).mean() > 0.95
 
 
-def test_own_images_keep_their_class_when_others_outnumber_them_twenty_to_one(head: Head) -> None:
+def test_own_images_keep_their_class_when_others_outnumber_them_twenty_to_one(
+    head: Head, settings: LearnerSettings
+) -> None:
     own = np.concatenate([OWN[:3], OWN[15:18]])
     labels = np.repeat([0, 1], 3).astype(np.int64)
     others = around([1, 3, 0], 120, 4)
-    after = update_head(head, GAUSSIANS, own, labels, others, SETTINGS, np.random.default_rng(0))
+    after = update(head, settings, own, others, labels=labels)
     assert (after.logits(OWN).argmax(axis=1) == LABELS).mean() > 0.95
 
 
-def test_a_head_trained_only_on_draws_recognises_its_classes(head: Head) -> None:
+def test_a_head_trained_only_on_draws_recognises_its_classes(head: Head, settings: LearnerSettings) -> None:
     own, labels = draws(15, 0)
-    after = update_head(head, GAUSSIANS, own, labels, OTHERS, SETTINGS, np.random.default_rng(0))
+    after = update(head, settings, own, labels=labels)
     fresh, truth = draws(200, 1)
     assert (after.logits(fresh).argmax(axis=1) == truth).mean() > 0.95
     assert (after.logits(OTHERS).argmax(axis=1) == 2).mean() > 0.95
 
 
-def test_draws_keep_own_classes_probable_when_the_memory_has_one_image_per_class(head: Head) -> None:
+@pytest.mark.parametrize("solver", ["sgd", "convex"])
+def test_draws_keep_own_classes_probable_when_the_memory_has_one_image_per_class(head: Head, solver: str) -> None:
     """The only image of each class lies far from the others: without draws it moves the border too far."""
     own = np.array([[2, -2, 0], [-2, -2, 0]], np.float32)
     others = np.concatenate([around([2, 1.2, 0], 20, 5), around([-2, 1.2, 0], 20, 6)])
     alone = Gaussians(own.astype(np.float64), np.ones(2, np.int64), np.eye(3), np.full(3, 1e-9))
     fresh, truth = draws(200, 1)
-    settings, sure = tiny_settings(back_epochs=40, back_batch=16), []
+    settings, sure = tiny_settings(back_solver=solver, back_epochs=40, back_batch=16), []
     for gaussians in (GAUSSIANS, alone):
-        after = update_head(head, gaussians, own, np.arange(2), others, settings, np.random.default_rng(0))
+        after = update(head, settings, own, others, labels=np.arange(2), gaussians=gaussians)
         sure.append(np.exp(log_softmax(after.logits(fresh)))[np.arange(len(truth)), truth].mean())
         assert (after.logits(others).argmax(axis=1) == 2).mean() > 0.95
     assert sure[0] > sure[1] + 0.02
@@ -107,13 +127,13 @@ def test_draws_never_replace_other_images_whatever_the_size_of_the_last_batch(he
     inputs: list[Array] = []
     functional = trainer.learning.back_update.F
     cross_entropy, plain_linear = functional.cross_entropy, functional.linear
-    settings = tiny_settings(back_epochs=1, back_batch=16, back_learning_rate=1e-6)
+    settings = tiny_settings(back_solver="sgd", back_epochs=1, back_batch=16, back_learning_rate=1e-6)
     with (
         patch.object(Gaussians, "sample", sample),
         patch.object(functional, "cross_entropy", recording),
         patch.object(functional, "linear", linear),
     ):
-        update_head(head, GAUSSIANS, own, labels, around([1, 3, 0], count, 6), settings, np.random.default_rng(0))
+        update(head, settings, own, around([1, 3, 0], count, 6), labels=labels)
     assert sum(len(target) for _, target in seen) == 2 * max(count, 2)
     for batch, target in seen:
         drawn = batch[:, 2] == 77
@@ -126,29 +146,31 @@ def test_draws_never_replace_other_images_whatever_the_size_of_the_last_batch(he
 NO_FEATURES = np.zeros((0, 3), np.float32)
 
 
-def test_a_head_without_own_images_is_not_changed(head: Head) -> None:
-    assert update(head, own=NO_FEATURES) is head
+def test_a_head_without_own_images_is_not_changed(head: Head, settings: LearnerSettings) -> None:
+    after = update(head, settings, own=NO_FEATURES)
+    assert np.array_equal(after.weight, head.weight)
+    assert np.array_equal(after.bias, head.bias)
 
 
-def test_a_head_without_other_images_learns_its_own_classes(head: Head) -> None:
+def test_a_head_without_other_images_learns_its_own_classes(head: Head, settings: LearnerSettings) -> None:
     """The only task is extended: a class whose features moved is recognised at its new place."""
     own = np.concatenate([around([2, 0, 0], 15, 0), around([1, 2, 0], 15, 1)])
     gaussians = Gaussians.fit(own, LABELS, 2)
-    after = update_head(head, gaussians, own, LABELS, NO_FEATURES, SETTINGS, np.random.default_rng(0))
+    after = update(head, settings, own, NO_FEATURES, gaussians=gaussians)
     assert (head.logits(own).argmax(axis=1) == LABELS).mean() <= 0.5
     assert (after.logits(own).argmax(axis=1) == LABELS).mean() > 0.95
 
 
-def test_the_same_seed_gives_the_same_head(head: Head) -> None:
-    one, same, other = update(head), update(head), update(head, seed=1)
+def test_the_same_seed_gives_the_same_head(head: Head, settings: LearnerSettings) -> None:
+    one, same, other = update(head, settings), update(head, settings), update(head, settings, seed=1)
     assert np.array_equal(one.weight, same.weight)
     assert np.array_equal(one.bias, same.bias)
     assert not np.array_equal(one.weight, other.weight)
 
 
-def test_the_given_head_is_not_changed_in_place(head: Head) -> None:
+def test_the_given_head_is_not_changed_in_place(head: Head, settings: LearnerSettings) -> None:
     weight, bias = head.weight.copy(), head.bias.copy()
-    after = update(head)
+    after = update(head, settings)
     assert np.array_equal(head.weight, weight)
     assert np.array_equal(head.bias, bias)
     assert after.weight.shape == weight.shape
@@ -157,10 +179,10 @@ def test_the_given_head_is_not_changed_in_place(head: Head) -> None:
 
 def test_a_single_step_is_a_quarter_memory_a_quarter_draws_and_half_others(head: Head) -> None:
     """One epoch of one batch, no momentum: the gradient of Eq. backward computed in numpy."""
-    settings = tiny_settings(back_epochs=1, back_learning_rate=0.1, back_batch=8, momentum=0.0)
+    settings = tiny_settings(back_solver="sgd", back_epochs=1, back_learning_rate=0.1, back_batch=8, momentum=0.0)
     own, others = np.repeat(OWN[:1], 4, axis=0), OTHERS[:4]  # equal, so that it does not matter which are replaced
     with patch.object(Gaussians, "sample", lambda self, classes, rng: self.means[classes]):
-        after = update(head, own, others, settings=settings)
+        after = update(head, settings, own, others)
     drawn = np.repeat(GAUSSIANS.means[:1].astype(np.float32), 2, axis=0)
     x = np.concatenate([drawn, own[:2], others]).astype(np.float64)
     logits = head.logits(x)
@@ -180,36 +202,34 @@ def test_every_earlier_head_is_updated_on_its_own_tasks_features() -> None:
     """The research code takes the first task's features for every head."""
     learner = tiny_learner(replay_size=9)
     parent = learn_tasks(learner, class_tasks([2, 1]))[-1]
-    calls: list[tuple[Head, Gaussians, Array, NDArray[np.int64], Array]] = []
+    calls: list[BackUpdate] = []
 
-    def recording(
-        head: Head, gaussians: Gaussians, own: Array, labels: NDArray[np.int64], others: Array, *rest: Any
-    ) -> Head:
-        calls.append((head, gaussians, own, labels, others))
-        return update_head(head, gaussians, own, labels, others, *rest)
+    def recording(updates: Iterable[BackUpdate], *rest: Any) -> Iterator[Head]:
+        calls.extend(updates)
+        return update_heads(calls, *rest)
 
     new = TinyImages().batch(["new"], count=30)
-    with patch.object(trainer.learning.learner, "update_head", recording):
+    with patch.object(trainer.learning.learner, "update_heads", recording):
         child = learner.learn(parent.model, parent.samples, new, Checkpoint(None), silent_progress())
     held_out = {sample.key for sample in child.samples.held_out}
     memory = parent.samples.memory
     trained_on = [key for key in new["new"] if key not in held_out]
     assert len(calls) == 2
-    for task, (head, gaussians, own, labels, others) in zip(parent.model.tasks, calls, strict=True):
-        assert head is task.head
-        assert gaussians is task.gaussians
+    for task, call in zip(parent.model.tasks, calls, strict=True):
+        assert call.head is task.head
+        assert call.gaussians is task.gaussians
 
         def z(keys: list[str], task: TaskModel = task) -> Array:
             return learner.tokens.features(keys, tensors_of(task))
 
         mine = [key for name in task.classes for key in memory[name]]
         rest = [key for name, keys in memory.items() if name not in task.classes for key in keys]
-        np.testing.assert_allclose(own, z(mine), atol=1e-5)
-        assert labels.tolist() == [c for c, name in enumerate(task.classes) for _ in memory[name]]
+        np.testing.assert_allclose(call.own, z(mine), atol=1e-5)
+        assert call.labels.tolist() == [c for c, name in enumerate(task.classes) for _ in memory[name]]
         # The rest of the memory, and as many of the new task's training images as the memory has: |M| = 9.
-        assert len(others) == len(rest) + 9
-        assert nearest(z(rest), others) < 1e-5
-        assert nearest(others, z(rest + trained_on)) < 1e-5
+        assert len(call.others) == len(rest) + 9
+        assert nearest(z(rest), call.others) < 1e-5
+        assert nearest(call.others, z(rest + trained_on)) < 1e-5
 
 
 def batches(head: Head, own: Array, labels: NDArray[np.int64], settings: LearnerSettings) -> list[tuple[Array, Any]]:
@@ -228,15 +248,34 @@ def batches(head: Head, own: Array, labels: NDArray[np.int64], settings: Learner
         return cross_entropy(logits, target)
 
     with patch.object(functional, "cross_entropy", recording), patch.object(functional, "linear", linear):
-        update_head(head, GAUSSIANS, own, labels, OTHERS, settings, np.random.default_rng(0))
+        update(head, settings, own, labels=labels)
     return seen
+
+
+@pytest.mark.parametrize("counts", [(1, 15), (15, 2), (15, 15)])
+@pytest.mark.parametrize(("others", "own_share"), [(OTHERS, 0.5), (NO_FEATURES, 1.0)])
+def test_own_and_others_classes_and_draws_have_the_weights_of_the_objective(
+    head: Head, counts: tuple[int, int], others: Array, own_share: float
+) -> None:
+    own = np.concatenate([OWN[: counts[0]], OWN[15 : 15 + counts[1]]])
+    labels = np.repeat([0, 1], counts).astype(np.int64)
+    problem = head_problem(BackUpdate(head, GAUSSIANS, own, labels, others), CONVEX, np.random.default_rng(0))
+    weight, n = problem.weights, len(own)
+    assert weight.sum() == pytest.approx(1)
+    assert weight[problem.labels < 2].sum() == pytest.approx(own_share)
+    for c in (0, 1):
+        memory = weight[:n][problem.labels[:n] == c]
+        assert memory.sum() == pytest.approx(own_share / 4)  # the other half of the class are draws
+        assert np.ptp(memory) == 0
+        assert weight[problem.labels == c].sum() == pytest.approx(own_share / 2)
+        assert (problem.labels == c).sum() == counts[c] + CONVEX.keep_per_class
 
 
 @pytest.mark.parametrize("counts", [(1, 15), (15, 2), (15, 15)])
 def test_classes_have_equal_weight_and_no_image_is_left_out(head: Head, counts: tuple[int, int]) -> None:
     own = np.concatenate([OWN[: counts[0]], OWN[15 : 15 + counts[1]]])
     labels = np.repeat([0, 1], counts).astype(np.int64)
-    steps = batches(head, own, labels, tiny_settings(back_epochs=4, back_batch=16, back_drawn=0))
+    steps = batches(head, own, labels, tiny_settings(back_solver="sgd", back_epochs=4, back_batch=16, back_drawn=0))
     targets = np.concatenate([target for _, target in steps])
     assert abs(int((targets == 0).sum()) - int((targets == 1).sum())) <= 1
     assert (targets == 2).sum() == (targets != 2).sum()
@@ -257,14 +296,15 @@ def others_of_heads(aliases: dict[str, str | None]) -> list[set[str]]:
 
     others: list[list[str]] = []
 
-    def updating(head: Head, *rest: Any) -> Head:
-        others.append(asked[-1])
-        return head
+    def updating(updates: Iterable[BackUpdate], *rest: Any) -> Iterator[Head]:
+        for update in updates:
+            others.append(asked[-1])
+            yield update.head
 
     model = replace(parent.model, aliases=aliases)
     with (
         patch.object(learner.tokens, "features", recording),
-        patch.object(trainer.learning.learner, "update_head", updating),
+        patch.object(trainer.learning.learner, "update_heads", updating),
     ):
         learner.learn(model, parent.samples, TinyImages().batch(["new"]), Checkpoint(None), silent_progress())
     return [{key.split("/")[0] for key in keys} - {"new"} for keys in others]
