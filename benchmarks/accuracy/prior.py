@@ -186,8 +186,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     configure_torch(LearnerSettings(threads=args.threads))
     names = args.sets.split(",")
-    found = {name: stored_versions(args.cache, name, args.data, ALL_SETS[name], args.seeds) for name in names}
+    # Before the streams are learned, which takes long: the commit of the code that learns them.
     facts = {"date": datetime.now(UTC).date().isoformat(), "commit": commit(), "seeds": args.seeds, "sets": names}
+    found = {name: stored_versions(args.cache, name, args.data, ALL_SETS[name], args.seeds) for name in names}
     document = {"facts": {**facts, "per_class": PER_CLASS}, "priors": priors(found)}
     args.out.write_text(json.dumps(document, indent=1) + "\n")
     print(args.out.read_text(), end="")
