@@ -48,7 +48,7 @@ def measure(tasks: int) -> dict[str, float]:
     held = np.arange(len(chosen)) % (len(chosen) // classes) < HELD_OUT
     count = int(held.sum())
     shape = count, CLASSES
-    evidence = Evidence(
+    evidence = Evidence.of_tasks(
         [rng.standard_normal((count, CLASSES + 1)) for _ in range(tasks)],
         [np.abs(rng.standard_normal(shape)) + 1 for _ in range(tasks)],
         [rng.uniform(-1, 1, shape) for _ in range(tasks)],

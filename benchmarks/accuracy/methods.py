@@ -7,8 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from benchmarks.accuracy.metrics import Floats, Step
 from benchmarks.accuracy.streams import Stream
 from models.inference.evidence import Evidence, Features
@@ -112,8 +110,7 @@ def run(
 def _steps(group: str, learning: Learning) -> dict[str, Step]:
     model, evidence = learning.learned.model, learning.evidence
     if group == "hat":
-        logits = np.concatenate([x[:, :-1] for x in evidence.logits], axis=1)
-        return {"hat": _plain(model, logits, learning.seconds)}
+        return {"hat": _plain(model, evidence.class_logits, learning.seconds)}
     if group == "ours":
         return {"ours": served(learning)}
     before = model.with_heads(learning.first_heads).evidence(learning.test)

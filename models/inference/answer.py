@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from models.inference.evidence import Evidence, Floats
-from models.inference.model import Model
+from models.inference.model import ActiveLabels, Model
 from models.inference.novelty import summaries
 
 NEAREST = 3
@@ -52,17 +52,15 @@ def answer(model: Model, evidence: Evidence) -> list[Answer]:
     scores = model.novelty.scores(summaries(evidence, log_scores))
     calibrated, p_novel = model.novelty.calibrated(scores), model.novelty.p_novel(scores)
     weights = np.exp(log_scores - log_scores.max(axis=1, keepdims=True))
-    parts = weights / weights.sum(axis=1, keepdims=True)
-    order = np.argsort(-log_scores, axis=1, kind="stable")
+    nearest_labels = _nearest(model.active_labels, weights / weights.sum(axis=1, keepdims=True))
     labels, tasks, novel_above = model.labels, model.task_of_class, model.novelty.novel_above
     answers = []
-    for i in range(n):
-        best = int(order[i, 0])
+    for i, best in enumerate(log_scores.argmax(axis=1).tolist()):
         novel = bool(p_novel[i] > novel_above) or labels[best] is None  # an image of a retired class is novel
         p_known = 1 - float(p_novel[i])
         p_known = min(p_known, 0.5) if novel else max(p_known, 0.5)
         label = None if novel else labels[best]
-        nearest = _nearest(labels, p_known * parts[i], order[i].tolist())
+        nearest = [(name, p_known * part) for name, part in nearest_labels[i]]
         answers.append(
             Answer(
                 label=label,
@@ -85,11 +83,16 @@ def certainty(label: str | None, nearest: Sequence[tuple[str, float]]) -> Certai
     return "sure" if dict(nearest).get(label, 0.0) >= SURE_SHARE else "unsure"
 
 
-def _nearest(labels: Sequence[str | None], shares: Floats, order: Sequence[int]) -> list[tuple[str, float]]:
-    """The labels of the best classes; merged classes add up, retired classes are left out."""
-    total: dict[str, float] = {}
-    for c in order:
-        label = labels[c]
-        if label is not None and (label in total or len(total) < NEAREST):
-            total[label] = total.get(label, 0.0) + float(shares[c])
-    return sorted(total.items(), key=lambda entry: -entry[1])
+def _nearest(labels: ActiveLabels, parts: Floats) -> list[list[tuple[str, float]]]:
+    """Of each image: the labels of the best classes and their parts (n, C), where merged classes add up, best first."""
+    if not labels.names:
+        return [[] for _ in parts]
+    own = parts[:, labels.classes]
+    best, total = (ufunc.reduceat(own, labels.starts, axis=1) for ufunc in (np.maximum, np.add))
+    chosen = np.argsort(-best, axis=1, kind="stable")[:, :NEAREST]
+    sums = np.take_along_axis(total, chosen, axis=1)
+    order = np.argsort(-sums, axis=1, kind="stable")
+    columns, values = (np.take_along_axis(array, order, axis=1).tolist() for array in (chosen, sums))
+    return [
+        [(labels.names[c], part) for c, part in zip(*pair, strict=True)] for pair in zip(columns, values, strict=True)
+    ]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,9 +23,10 @@ SPAN_RIDGE = 1e-4  # of the mean squared length of the class means: two classes 
 class Features:
     """The features of n images under each task's network and under the frozen backbone."""
 
-    tasks: Sequence[Array]  # T times (n, d)
+    tasks: Sequence[Array] | Array  # T times (n, d), or stacked: (T, n, d)
     frozen: Array  # (n, f)
     expanded: Array  # (n, M), random ReLU features of the frozen feature
+    ran: NDArray[np.bool_] | None = None  # (n, T), the networks that ran (cascade.py); None: all
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,12 @@ class FrozenScores:
     ridge: Floats  # ridge regression of the class indicator on the expanded feature
     span_distances: Floats  # the part of each distance that lies in the span of the class means, where classes differ
 
+    def term(self, name: str) -> Floats:
+        """One kind of evidence by its name in a rule, larger for a better fit."""
+        if name == "frozen_distance":
+            return -self.distances
+        return self.cosines if name == "frozen_cosine" else self.ridge
+
     def rows(self, rows: NDArray[np.bool_]) -> FrozenScores:
         """The scores of some images."""
         return FrozenScores(*(getattr(self, field.name)[rows] for field in fields(self)))
@@ -46,18 +54,79 @@ class FrozenScores:
 
 @dataclass(frozen=True)
 class Evidence:
-    """The inputs of a rule, for n images."""
+    """The inputs of a rule, for n images. The classes of all tasks stand side by side, as in the rule's scores."""
 
-    logits: list[Floats]  # T times (n, c_k + 1), `ood` last
-    distances: list[Floats]  # T times (n, c_k), Mahalanobis in the task's feature space
-    cosines: list[Floats]  # T times (n, c_k), whitened cosine in the task's feature space
+    counts: tuple[int, ...]  # (T,): classes per task
+    class_logits: Floats  # (n, C)
+    ood_logits: Floats  # (n, T)
+    class_distances: Floats  # (n, C), Mahalanobis in the feature space of the class's task
+    class_cosines: Floats  # (n, C), whitened cosine there
     frozen: FrozenScores
+    ran: NDArray[np.bool_] | None = None  # (n, T), the networks that ran (cascade.py); None: all
+
+    @classmethod
+    def of_tasks(
+        cls, logits: Sequence[Floats], distances: Sequence[Floats], cosines: Sequence[Floats], frozen: FrozenScores
+    ) -> Evidence:
+        """From arrays per task: logits (n, c_k + 1) with `ood` last, distances and cosines (n, c_k)."""
+        nothing = np.zeros((len(frozen.distances), 0))
+        return cls(
+            tuple(x.shape[1] - 1 for x in logits),
+            np.concatenate([nothing, *(x[:, :-1] for x in logits)], axis=1),
+            np.concatenate([nothing, *(x[:, -1:] for x in logits)], axis=1),
+            np.concatenate([nothing, *distances], axis=1),
+            np.concatenate([nothing, *cosines], axis=1),
+            frozen,
+        )
+
+    @cached_property
+    def starts(self) -> NDArray[np.int64]:
+        """The first class of each task: (T,)."""
+        return np.cumsum((0, *self.counts[:-1])) if self.counts else np.zeros(0, np.int64)
+
+    def per_class(self, values: Floats) -> Floats:
+        """Repeat a value per task for all of its classes: (n, T) -> (n, C), or (T,) -> (C,)."""
+        return np.repeat(values, self.counts, axis=-1)
+
+    @property
+    def logits(self) -> list[Floats]:
+        """Per task: (n, c_k + 1), `ood` last."""
+        own = self._split(self.class_logits)
+        return [np.column_stack([x, self.ood_logits[:, k]]) for k, x in enumerate(own)]
+
+    @property
+    def distances(self) -> list[Floats]:
+        """Per task: (n, c_k)."""
+        return self._split(self.class_distances)
+
+    @property
+    def cosines(self) -> list[Floats]:
+        """Per task: (n, c_k)."""
+        return self._split(self.class_cosines)
+
+    def _split(self, values: Floats) -> list[Floats]:
+        return np.split(values, self.starts[1:], axis=1) if self.counts else []
 
 
 def log_softmax(logits: Floats) -> Floats:
     shifted = logits - logits.max(axis=1, keepdims=True)
     out: Floats = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
     return out
+
+
+def log_probabilities(evidence: Evidence, scales: tuple[float, ...] = ()) -> Floats:
+    """log p(Y_k | x, k) of all tasks: `ood` counts in the denominator and is then dropped. (n, C)"""
+    factors = np.array(scales) if scales else np.ones(len(evidence.counts))
+    logits, ood = evidence.class_logits * evidence.per_class(factors), evidence.ood_logits * factors
+    top = np.maximum(np.maximum.reduceat(logits, evidence.starts, axis=1), ood)
+    shifted = logits - evidence.per_class(top)
+    total = np.add.reduceat(np.exp(shifted), evidence.starts, axis=1) + np.exp(ood - top)
+    return shifted - evidence.per_class(np.log(total))
+
+
+def log_coefficients(evidence: Evidence) -> Floats:
+    """log s_k(x), Eq. ensemble: the largest inverse Mahalanobis distance to a class of each task. (n, T)"""
+    return -log_distance(np.minimum.reduceat(evidence.class_distances, evidence.starts, axis=1))
 
 
 def log_distance(distances: Floats) -> Floats:

@@ -19,7 +19,7 @@ from models.inference.evidence import Floats, cosine
 from models.inference.frozen import shrinkage
 
 
-class _Fixed(NamedTuple):
+class Fixed(NamedTuple):
     """The terms of a score that do not depend on the image; computed once per model."""
 
     centre: Floats  # (d,), the mean of the class means
@@ -88,7 +88,7 @@ class Gaussians:
 
     def scores(self, features: NDArray[np.floating]) -> tuple[Floats, Floats]:
         """Mahalanobis distance and whitened cosine of each feature (n, d) to each class: (n, C) each."""
-        fixed = self._fixed
+        fixed = self.fixed
         x = np.asarray(features, np.float64) - fixed.centre
         # A product in the whitened space is the plain one over the floor, less the part along the basis, where the
         # variance is larger than the floor.
@@ -99,7 +99,7 @@ class Gaussians:
         return distances, cosine(products, lengths, fixed.squares)
 
     @cached_property
-    def _fixed(self) -> _Fixed:
+    def fixed(self) -> Fixed:
         scale, floor = self.spectrum()
         # Relative to the mean of the means: the difference of large, nearly equal squares would lose precision.
         centre = self.means.mean(axis=0)
@@ -107,7 +107,7 @@ class Gaussians:
         weights = np.sqrt(np.maximum(0.0, 1 - floor / scale))
         projected = (means @ self.basis.T) * weights
         squares = ((means**2).sum(axis=1) - (projected**2).sum(axis=1)) / floor
-        return _Fixed(centre, means, weights, projected, squares, floor)
+        return Fixed(centre, means, weights, projected, squares, floor)
 
 
 def _eigen(rows: Floats) -> tuple[Floats, Floats]:

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, TypeVar
+from functools import cached_property
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from models.errors import CorruptVersion
 from models.images import Preprocessing
-from models.inference.evidence import Array, Evidence, Features
+from models.inference.cascade import without_others
+from models.inference.evidence import Array, Evidence, Features, FrozenScores
 from models.inference.frozen import FrozenStatistics
 from models.inference.gaussians import Gaussians
 from models.inference.novelty import Novelty
+from models.inference.one_token import OneTokenNetworks, TaskArrays
 from models.inference.rules import Rule
+from models.inference.stacked import StackedScores
+from models.inference.task_networks import StackedNetworks
 from models.versions.backbone_spec import BackboneSpec
 from models.versions.edits import Aliases, label_of
 from models.versions.manifest import Manifest
@@ -79,6 +84,19 @@ class TaskModel:
     head: Head
     gaussians: Gaussians
 
+    @property
+    def network(self) -> TaskArrays:
+        a = self.adapters
+        return TaskArrays(a.w1, a.b1, a.w2, a.b2, self.norm_w, self.norm_b)
+
+
+class ActiveLabels(NamedTuple):
+    """The labels that can be answered, and their classes; merged classes have the same label."""
+
+    names: tuple[str, ...]  # in the order of their first classes
+    classes: NDArray[np.int64]  # the classes of the first label, then those of the second, ...
+    starts: NDArray[np.int64]  # where each label starts in `classes`
+
 
 @dataclass(frozen=True)
 class Model:
@@ -91,30 +109,61 @@ class Model:
     novelty: Novelty
     aliases: Aliases = field(default_factory=dict)  # merged and retired classes
 
-    @property
+    @cached_property
     def classes(self) -> tuple[str, ...]:
         """All classes, in the order of the tasks: the columns of every rule's scores."""
         return tuple(name for task in self.tasks for name in task.classes)
 
-    @property
+    @cached_property
+    def counts(self) -> tuple[int, ...]:
+        """Classes per task."""
+        return tuple(len(task.classes) for task in self.tasks)
+
+    @cached_property
     def labels(self) -> tuple[str | None, ...]:
         """The label that each class is answered as; None for a retired class."""
         return tuple(label_of(name, self.aliases) for name in self.classes)
 
-    @property
+    @cached_property
+    def active_labels(self) -> ActiveLabels:
+        members: dict[str, list[int]] = {}
+        for c, label in enumerate(self.labels):
+            if label is not None:
+                members.setdefault(label, []).append(c)
+        starts = np.cumsum([0, *map(len, members.values())])[:-1]
+        classes = [c for own in members.values() for c in own]
+        return ActiveLabels(tuple(members), np.array(classes, np.int64), starts.astype(np.int64))
+
+    @cached_property
     def task_of_class(self) -> NDArray[np.int64]:
-        return np.repeat(np.arange(len(self.tasks)), [len(task.classes) for task in self.tasks]).astype(np.int64)
+        return np.repeat(np.arange(len(self.tasks)), self.counts).astype(np.int64)
+
+    @cached_property
+    def one_token_networks(self) -> OneTokenNetworks:
+        """The networks of all tasks, for a backbone with one token."""
+        return OneTokenNetworks([task.network for task in self.tasks])
+
+    @cached_property
+    def stacked_networks(self) -> StackedNetworks:
+        """The networks of all tasks, for a transformer."""
+        return StackedNetworks([task.network for task in self.tasks])
+
+    @cached_property
+    def _scores(self) -> StackedScores:
+        heads = [task.head for task in self.tasks]
+        gaussians = [task.gaussians for task in self.tasks]
+        return StackedScores(gaussians, [head.weight for head in heads], [head.bias for head in heads])
 
     def evidence(self, features: Features) -> Evidence:
-        """Everything that the two decisions may weigh, for the features of n images."""
-        pairs = list(zip(self.tasks, features.tasks, strict=True))
-        scores = [task.gaussians.scores(z) for task, z in pairs]
-        return Evidence(
-            logits=[task.head.logits(z) for task, z in pairs],
-            distances=[distances for distances, _ in scores],
-            cosines=[cosines for _, cosines in scores],
-            frozen=self.frozen.scores(features.frozen, features.expanded),
-        )
+        """Everything that the two decisions may weigh, for the features of n images; with the rule's cascade."""
+        frozen = self.frozen.scores(features.frozen, features.expanded)
+        evidence = self._scores.evidence(np.asarray(features.tasks, np.float32), frozen)
+        ran = features.ran if features.ran is not None else self.networks_to_run(frozen)
+        return evidence if ran is None else without_others(evidence, ran)
+
+    def networks_to_run(self, frozen: FrozenScores) -> NDArray[np.bool_] | None:
+        """The networks that this model's rule needs for images with these frozen scores: (n, T), or None for all."""
+        return self.rule.cascade.choose(frozen, self.counts) if self.rule.cascade else None
 
     def with_heads(self, heads: Mapping[int, Head]) -> Model:
         """The model with some heads replaced; back-updating changes nothing else."""

@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from models.inference.evidence import Evidence, Floats, log_distance, log_softmax
+from models.inference.cascade import Cascade
+from models.inference.evidence import Evidence, Floats, log_coefficients, log_probabilities
 
 FROZEN_TERMS = ("frozen_distance", "frozen_cosine", "ridge")
 TERMS = ("probability", "coefficient", "task_cosine", *FROZEN_TERMS)
@@ -30,6 +31,7 @@ class Rule:
     weights: Mapping[str, float] = field(default_factory=lambda: dict(PAPER))  # by name in TERMS; absent: 0
     scales: tuple[float, ...] = ()  # alpha_k: the task's logits are multiplied by it; absent: 1
     shifts: tuple[float, ...] = ()  # beta_k: added to the scores of the task's classes; absent: 0
+    cascade: Cascade | None = None  # which networks run; None: all, exactly
 
     def log_scores(self, evidence: Evidence) -> Floats:
         """The log-score of every class: (n, C)."""
@@ -38,45 +40,29 @@ class Rule:
             if weight:
                 total += weight * term(evidence, name, self.scales)
         if self.shifts:
-            total += np.repeat(self.shifts, [logits.shape[1] - 1 for logits in evidence.logits])
+            total += evidence.per_class(np.array(self.shifts))
         return total
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "weights": dict(self.weights),
-            "scales": list(self.scales),
-            "shifts": list(self.shifts),
-        }
+        out: dict[str, Any] = {"name": self.name, "weights": dict(self.weights)}
+        out |= {"scales": list(self.scales), "shifts": list(self.shifts)}
+        return out | ({"cascade": self.cascade.to_dict()} if self.cascade else {})
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Rule:
         unknown = set(data["weights"]) - set(TERMS)
         if unknown:
             raise ValueError(f"unknown evidence {', '.join(sorted(unknown))}; this release knows {', '.join(TERMS)}")
-        return cls(data["name"], dict(data["weights"]), tuple(data["scales"]), tuple(data["shifts"]))
+        cascade = Cascade.from_dict(data["cascade"]) if data.get("cascade") else None
+        return cls(data["name"], dict(data["weights"]), tuple(data["scales"]), tuple(data["shifts"]), cascade)
 
 
 def term(evidence: Evidence, name: str, scales: tuple[float, ...] = ()) -> Floats:
     """One kind of evidence for every class, larger for a better fit: (n, C)."""
     if name == "probability":
-        factors = scales or (1.0,) * len(evidence.logits)
-        parts = [log_probabilities(x, scale) for x, scale in zip(evidence.logits, factors, strict=True)]
-        return np.concatenate(parts, axis=1)
+        return log_probabilities(evidence, scales)
     if name == "coefficient":
-        return np.concatenate([log_coefficient(x) + np.zeros_like(x) for x in evidence.distances], axis=1)
+        return evidence.per_class(log_coefficients(evidence))
     if name == "task_cosine":
-        return np.concatenate(evidence.cosines, axis=1)
-    if name == "frozen_distance":
-        return -evidence.frozen.distances
-    return evidence.frozen.cosines if name == "frozen_cosine" else evidence.frozen.ridge
-
-
-def log_probabilities(logits: Floats, scale: float = 1.0) -> Floats:
-    """log p(Y_k | x, k): `ood` counts in the denominator and is then dropped. (n, c_k + 1) -> (n, c_k)"""
-    return log_softmax(logits * scale)[:, :-1]
-
-
-def log_coefficient(distances: Floats) -> Floats:
-    """log s_k(x), Eq. ensemble: the largest inverse Mahalanobis distance to a class of the task. (n, c_k) -> (n, 1)"""
-    return -log_distance(distances.min(axis=1, keepdims=True))
+        return evidence.class_cosines
+    return evidence.frozen.term(name)

@@ -14,13 +14,16 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from models.errors import CorruptVersion
+from models.inference.cascade import Chosen
 from models.inference.evidence import Array, Features
 from models.inference.model import Model, TaskModel
 from models.inference.providers import CUDA, Device, open_session
+from models.inference.task_networks import SelectedGraph, Tokens, run_bound
 from models.versions.manifest import Manifest
 from models.versions.store import VersionStore
 
-ROLES = ("trunk", "blocks", "frozen")  # of the graphs (models/network/export.py)
+ROLES = ("trunk", "blocks", "frozen")  # of the graphs that every backbone has (models/network/export.py)
+SELECTED = "selected"  # of a transformer's graph for chosen tasks; missing in data folders of older releases
 CHUNK = 32  # images per pass: bounds memory and still occupies all cores
 GPU_BATCH_SIZES = (1, 2, 4, 8, 16, CHUNK)  # a batch on a GPU is padded to one of these
 
@@ -32,6 +35,10 @@ class Runtime:
         _limit_blas_threads()
         threads = threads or _available_cores()
         self._trunk, self._blocks, self._frozen = (open_session(graphs[role], device, threads) for role in ROLES)
+        # On a GPU one call for all pairs of image and task saves many small ones. A CPU is faster task by task.
+        self._selected: SelectedGraph | None = None
+        if SELECTED in graphs and self.device == "cuda":
+            self._selected = SelectedGraph(open_session(graphs[SELECTED], device, threads), self.device)
         # A single batch is fastest on all cores; concurrent batches have a higher throughput with one thread each.
         concurrent = self.device == "cpu" and threads > 1
         self._single_threaded = Runtime(graphs, device, 1) if concurrent else self
@@ -48,20 +55,67 @@ class Runtime:
         """
         if not all_threads and self._single_threaded is not self:
             return self._single_threaded.features(model, pixels)
+        chunks = [self._chunk(model, pixels[start : start + CHUNK]) for start in range(0, len(pixels), CHUNK)]
+        if len(chunks) == 1:
+            return chunks[0]
         d, f, m = (out.shape[1] for session in (self._blocks, self._frozen) for out in session.get_outputs())
-        # An empty first chunk gives every array its width if there are no images.
-        tasks: list[list[Array]] = [[np.zeros((0, d), np.float32)] for _ in model.tasks]
-        frozen, expanded = [np.zeros((0, f), np.float32)], [np.zeros((0, m), np.float32)]
-        for start in range(0, len(pixels), CHUNK):
-            chunk = pixels[start : start + CHUNK]
-            count = len(chunk)
-            extra = self._padded_size(count) - count
-            tokens = self.tokens(np.pad(chunk, ((0, extra), (0, 0), (0, 0), (0, 0))) if extra else chunk)
-            for parts, part in zip((frozen, expanded), self.frozen_features(tokens), strict=True):
-                parts.append(part[:count])
-            for parts, task in zip(tasks, model.tasks, strict=True):
-                parts.append(self.task_features(tokens, task)[:count])
-        return Features([np.concatenate(parts) for parts in tasks], np.concatenate(frozen), np.concatenate(expanded))
+        empty = Features(*(np.zeros(shape, np.float32) for shape in ((len(model.tasks), 0, d), (0, f), (0, m))))
+        parts = [empty, *chunks]  # the empty one gives every array its width if there are no images
+        ran = [part.ran for part in chunks if part.ran is not None]
+        return Features(
+            np.concatenate([part.tasks for part in parts], axis=1),
+            np.concatenate([part.frozen for part in parts]),
+            np.concatenate([part.expanded for part in parts]),
+            np.concatenate(ran) if ran else None,
+        )
+
+    def _chunk(self, model: Model, pixels: Array) -> Features:
+        count = len(pixels)
+        extra = self._padded_size(count) - count
+        tokens = self._tokens(np.pad(pixels, ((0, extra), (0, 0), (0, 0), (0, 0))) if extra else pixels)
+        feature, expanded = (part[:count] for part in self._frozen_features(tokens))
+        ran = None
+        if not model.tasks:
+            tasks: Array = np.zeros((0, count, 0), np.float32)
+        elif self._one_token:
+            dimensions = model.tasks[0].norm_w.shape[1]  # what follows in the token is for the frozen feature only
+            tasks = model.one_token_networks.features(_array(tokens)[:count, 0, :dimensions])
+        else:
+            ran = model.networks_to_run(model.frozen.scores(feature, expanded))
+            tasks = self._chosen_features(
+                model, tokens, np.ones((count, len(model.tasks)), bool) if ran is None else ran
+            )
+        return Features(tasks, feature, expanded, ran)
+
+    def _chosen_features(self, model: Model, tokens: Tokens, chosen: Chosen) -> Array:
+        """z of the chosen tasks, 0 elsewhere: (T, n, d)."""
+        if self._selected is not None and not chosen.all():
+            return self._selected.features(tokens, model.stacked_networks, chosen)
+        every = _array(tokens)
+        out = np.zeros((len(model.tasks), len(chosen), model.tasks[0].norm_w.shape[1]), np.float32)
+        for k in np.flatnonzero(chosen.any(axis=0)).tolist():
+            rows = np.flatnonzero(chosen[:, k])
+            out[k, rows] = self.task_features(every[rows], model.tasks[k])
+        return out
+
+    @property
+    def _one_token(self) -> bool:
+        return bool(self._trunk.get_outputs()[0].shape[1] == 1)
+
+    def _tokens(self, pixels: Array) -> Tokens:
+        """As `tokens`; on a GPU they stay there."""
+        if self.device == "cpu":
+            return self.tokens(pixels)
+        out: Tokens = run_bound(self._trunk, self.device, ["tokens"], {}, {"pixels": pixels}, keep=True)[0]
+        return out
+
+    def _frozen_features(self, tokens: Tokens) -> tuple[Array, Array]:
+        if isinstance(tokens, np.ndarray):
+            return self.frozen_features(tokens)
+        feature, expanded = run_bound(
+            self._frozen, self.device, ["feature", "expanded"], {"tokens": tokens}, {}, keep=False
+        )
+        return feature, expanded
 
     def tokens(self, pixels: Array) -> Array:
         """The output of the frozen trunk, the same for every task: (n, 3, H, W) -> (n, P, d), for a CNN (n, 1, f)."""
@@ -70,10 +124,7 @@ class Runtime:
 
     def task_features(self, tokens: Array, task: TaskModel) -> Array:
         """z (n, d) under one task's network."""
-        a = task.adapters
-        feeds = {"tokens": tokens, "w1": a.w1, "b1": a.b1, "w2": a.w2, "b2": a.b2}
-        feeds |= {"norm_w": task.norm_w, "norm_b": task.norm_b}
-        out: Array = self._blocks.run(["features"], feeds)[0]
+        out: Array = self._blocks.run(["features"], {"tokens": tokens, **task.network._asdict()})[0]
         return out
 
     def frozen_features(self, tokens: Array) -> tuple[Array, Array]:
@@ -108,13 +159,21 @@ class RuntimeCache:
         missing = [role for role in ROLES if role not in manifest.graphs]
         if missing:
             raise CorruptVersion(f"version {manifest.version}: its manifest names no graph for {' and '.join(missing)}")
-        key = tuple(manifest.graphs[role] for role in ROLES)
+        roles = [*ROLES, *([SELECTED] if SELECTED in manifest.graphs else [])]
+        key = tuple(manifest.graphs[role] for role in roles)
         with self._lock:
             runtime = self._runtimes.get(key)
             if runtime is None:
-                paths = {role: self._store.graph_path(sha256) for role, sha256 in zip(ROLES, key, strict=True)}
+                paths = {role: self._store.graph_path(sha256) for role, sha256 in zip(roles, key, strict=True)}
                 runtime = self._runtimes[key] = Runtime(paths, self._device, self._threads)
             return runtime
+
+
+def _array(tokens: Tokens) -> Array:
+    if isinstance(tokens, np.ndarray):
+        return tokens
+    out: Array = tokens.numpy()
+    return out
 
 
 @cache

@@ -108,15 +108,35 @@ class AdaptedBlocks(nn.Module):
 
     def encode(self, tokens: Tensor, task: TaskTensors, masks: Masks | None = None, cls_only: bool = False) -> Tensor:
         """The tokens after the final norm: (N, P, d), or (N, 1, d) with `cls_only`."""
-        x, last = tokens[..., : task.norm_w.shape[1]], len(self.blocks) - 1
+        x, last = tokens[..., : task.norm_w.shape[-1]], len(self.blocks) - 1
         for index, block in enumerate(self.blocks):
             x = block(x, task, index, self.eps, cls_only and index == last, masks)
         return layer_norm(x, task, 2 * len(self.blocks), self.eps)
 
 
+class SelectedBlocks(nn.Module):
+    """The adapted blocks for M pairs of an image and a task, in one call: -> z (M, d).
+
+    The tensors of T tasks have the task as their second axis, w1 (A, T, B, d) for example. They are inputs that need
+    not change between calls; `image` and `task` (M,) select the rows.
+    """
+
+    def __init__(self, blocks: AdaptedBlocks) -> None:
+        super().__init__()
+        self.blocks = blocks
+
+    def forward(self, tokens: Tensor, image: Tensor, task: Tensor, *stacked: Tensor) -> Tensor:
+        own = TaskTensors(*(torch.index_select(tensor, 1, task) for tensor in stacked))
+        out: Tensor = self.blocks(torch.index_select(tokens, 0, image), own)
+        return out
+
+
 def layer_norm(x: Tensor, task: TaskTensors, index: int, eps: float) -> Tensor:
-    """LayerNorm number `index` with the task's weights."""
-    return F.layer_norm(x, (x.shape[-1],), task.norm_w[index], task.norm_b[index], eps)
+    """LayerNorm number `index` with the task's weights (d,), or with those of each row's task (N, d)."""
+    weight, bias = task.norm_w[index], task.norm_b[index]
+    if weight.dim() == 1:
+        return F.layer_norm(x, (x.shape[-1],), weight, bias, eps)
+    return F.layer_norm(x, (x.shape[-1],), eps=eps) * weight[:, None] + bias[:, None]
 
 
 def adapter(a: Tensor, task: TaskTensors, index: int, masks: Masks | None) -> Tensor:
@@ -124,10 +144,15 @@ def adapter(a: Tensor, task: TaskTensors, index: int, masks: Masks | None) -> Te
 
     relu(m1 * ...) would be equal, but its gradient is 0 where m1 is exactly 0: such a unit would never come back.
     """
-    h = torch.relu(F.linear(a, task.w1[index], task.b1[index]))
+    h = torch.relu(_linear(a, task.w1[index], task.b1[index]))
     h = h if masks is None else masks.m1[index] * h
-    out = F.linear(h, task.w2[index], task.b2[index])
+    out = _linear(h, task.w2[index], task.b2[index])
     return a + (out if masks is None else masks.m2[index] * out)
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """One layer for all rows, weight (o, i), or one per row, weight (N, o, i)."""
+    return F.linear(x, weight, bias) if weight.dim() == 2 else x @ weight.transpose(1, 2) + bias[:, None]
 
 
 def frozen_task(norm_w: Tensor, norm_b: Tensor) -> TaskTensors:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from models.errors import BackboneError
 from models.files import sha256_bytes, sha256_file, write_durable
 from models.images import Preprocessing
+from models.inference.one_token import EPSILON
 from models.network.adapted_blocks import AdaptedBlock, AdaptedBlocks, Attention, IdentityAttention, frozen_task
 from models.network.frozen_feature import EXPANDED, CnnParts, FrozenFeature, TransformerParts
 from models.network.weights import HUB_SECONDS, load_strict, resolve
@@ -38,6 +39,11 @@ class Backbone:
     def adapters(self) -> int:
         """A: two per adapted block."""
         return 2 * self.spec.adapted_blocks
+
+    @property
+    def one_token(self) -> bool:
+        """Whether it is a CNN, whose pooled feature is its only token."""
+        return self.spec.frozen.parts[0].name == "pooled"
 
 
 def open_backbone(
@@ -198,4 +204,4 @@ def _cut_cnn(spec: BackboneSpec, model: Any) -> Backbone:
     shape = (2 * spec.adapted_blocks + 1, spec.dimensions)
     trunk = _CnnTrunk(model, [part.name for part in spec.frozen.parts])
     frozen = FrozenFeature(spec.frozen, CnnParts())
-    return Backbone(spec, trunk, AdaptedBlocks(blocks, 1e-6), frozen, torch.ones(shape), torch.zeros(shape))
+    return Backbone(spec, trunk, AdaptedBlocks(blocks, EPSILON), frozen, torch.ones(shape), torch.zeros(shape))

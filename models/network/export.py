@@ -1,10 +1,11 @@
-"""The backbone as three ONNX graphs, exported once: a task is an input, so a new task needs no new graph.
+"""The backbone as ONNX graphs, exported once: a task is an input, so a new task needs no new graph.
 
-    trunk    pixels (N, 3, H, W) -> tokens (N, P, d), for a CNN (N, 1, f)
-    blocks   tokens, w1, b1, w2, b2, norm_w, norm_b (`TaskTensors`) -> features (N, d)
-    frozen   tokens -> feature (N, f), expanded (N, M)
+    trunk      pixels (N, 3, H, W) -> tokens (N, P, d), for a CNN (N, 1, f)
+    blocks     tokens, w1, b1, w2, b2, norm_w, norm_b (`TaskTensors`) -> features (N, d)
+    frozen     tokens -> feature (N, f), expanded (N, M)
+    selected   tokens, image, task, w1, ... (`SelectedBlocks`) -> features (S, d); transformers only
 
-The sizes N and B (bottleneck) are dynamic, all others are fixed.
+The sizes N, B (bottleneck), T (tasks) and S (pairs of image and task) are dynamic, all others are fixed.
 
 **The same backbone gives the same bytes**, in any process and in any folder: the graphs are stored by their hash.
 """
@@ -21,11 +22,34 @@ from onnx import ModelProto
 from torch import Tensor, nn
 from torch.export import Dim
 
-from models.network.adapted_blocks import AdaptedBlocks, TaskTensors
+from models.network.adapted_blocks import AdaptedBlocks, SelectedBlocks, TaskTensors
 from models.network.backbone import Backbone
 
 OPSET = 18
-EXAMPLES, UNITS = 2, 3  # dynamic sizes while tracing; the tracer treats 0 and 1 as fixed
+EXAMPLES, UNITS, TASKS, PAIRS = 2, 3, 4, 5  # dynamic sizes while tracing; the tracer treats 0 and 1 as fixed
+
+
+class _Selected(nn.Module):
+    """`SelectedBlocks` with named arguments, as `_Blocks`."""
+
+    def __init__(self, blocks: AdaptedBlocks) -> None:
+        super().__init__()
+        self.blocks = SelectedBlocks(blocks)
+
+    def forward(
+        self,
+        tokens: Tensor,
+        image: Tensor,
+        task: Tensor,
+        w1: Tensor,
+        b1: Tensor,
+        w2: Tensor,
+        b2: Tensor,
+        norm_w: Tensor,
+        norm_b: Tensor,
+    ) -> Tensor:
+        out: Tensor = self.blocks(tokens, image, task, w1, b1, w2, b2, norm_w, norm_b)
+        return out
 
 
 class _Blocks(nn.Module):
@@ -43,7 +67,7 @@ class _Blocks(nn.Module):
 
 
 def export(backbone: Backbone) -> dict[str, bytes]:
-    """The graphs by role, `trunk`, `blocks` and `frozen`, weights included."""
+    """The graphs by role, weights included."""
     # Copies on the CPU: the trainer may use the backbone on a GPU.
     parts = (backbone.trunk, _Blocks(backbone.blocks), backbone.frozen)
     trunk, blocks, frozen = (copy.deepcopy(part).cpu().eval() for part in parts)
@@ -56,17 +80,31 @@ def export(backbone: Backbone) -> dict[str, bytes]:
     task = {name: torch.zeros(shape) for name, shape in shapes._asdict().items()}
     n, b = Dim("N"), Dim("B")
     free = TaskTensors({1: b}, {1: b}, {2: b}, None, None, None)  # type: ignore[arg-type]
-    return {
+    graphs = {
         "trunk": _export(trunk, {"pixels": pixels}, ({0: n},), ["tokens"]),
         "blocks": _export(blocks, tokens | task, ({0: n}, *free), ["features"]),
         "frozen": _export(frozen, tokens, ({0: n},), ["feature", "expanded"]),
     }
+    if "selected" not in roles(backbone):
+        return graphs
+    pairs = {name: torch.zeros(PAIRS, dtype=torch.int64) for name in ("image", "task")}
+    stacked = {name: torch.stack([tensor] * TASKS, dim=1) for name, tensor in task.items()}
+    s, t = Dim("S"), Dim("T")
+    of_stacked = ({1: t, 2: b}, {1: t, 2: b}, {1: t, 3: b}, {1: t}, {1: t}, {1: t})
+    selected = _Selected(copy.deepcopy(backbone.blocks).cpu()).eval()
+    free_sizes = ({0: n}, {0: s}, {0: s}, *of_stacked)
+    return graphs | {"selected": _export(selected, tokens | pairs | stacked, free_sizes, ["features"])}
+
+
+def roles(backbone: Backbone) -> tuple[str, ...]:
+    """The graphs of a backbone. The tasks of a CNN are served without a graph (models/inference/one_token.py)."""
+    return ("trunk", "blocks", "frozen") if backbone.one_token else ("trunk", "blocks", "frozen", "selected")
 
 
 def _export(module: nn.Module, inputs: dict[str, Tensor], free: tuple[Any, ...], outputs: list[str]) -> bytes:
     with warnings.catch_warnings():
-        # B is the size of three inputs on purpose; the exporter warns about each.
-        warnings.filterwarnings("ignore", message=".*The axis name: B will not be used", category=UserWarning)
+        # B, S and T are sizes of several inputs on purpose; the exporter warns about each.
+        warnings.filterwarnings("ignore", message=".*The axis name: [BST] will not be used", category=UserWarning)
         program = torch.onnx.export(
             module,
             tuple(inputs.values()),

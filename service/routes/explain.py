@@ -11,10 +11,9 @@ from fastapi import APIRouter, Request
 
 from models.errors import ImageError
 from models.inference.answer import NOTHING_KNOWN, answer
-from models.inference.evidence import Array, Evidence
+from models.inference.evidence import Array, Evidence, log_coefficients, log_probabilities
 from models.inference.model import Model
 from models.inference.predictor import Predictor
-from models.inference.rules import log_coefficient, log_probabilities
 from service.container import Container, ContainerDep
 from service.http.auth import PredictKey
 from service.http.image_bodies import read_images
@@ -88,17 +87,18 @@ def explain(predictor: ServableModel, pixels: Array) -> Explanation:
 
 def _tasks(model: Model, evidence: Evidence) -> list[TaskEvidence]:
     scores, frozen = model.rule.log_scores(evidence)[0], evidence.frozen
-    labels, scales = model.labels, model.rule.scales or (1.0,) * len(model.tasks)
+    labels, distances = model.labels, evidence.class_distances[0]
+    all_probabilities = np.exp(log_probabilities(evidence, model.rule.scales))[0]
+    coefficients = np.exp(log_coefficients(evidence))[0]
     first, out = 0, []
     for k, task in enumerate(model.tasks):
-        logits, distances = evidence.logits[k], evidence.distances[k]
-        probabilities = np.exp(log_probabilities(logits, scales[k]))[0]
+        probabilities = all_probabilities[first : first + len(task.classes)]
         classes = [
             ClassEvidence(
                 name=name,
                 label=labels[first + c],
                 probability=float(probabilities[c]),
-                distance=float(distances[0, c]),
+                distance=float(distances[first + c]),
                 frozen_distance=float(frozen.distances[0, first + c]),
                 frozen_cosine=float(frozen.cosines[0, first + c]),
                 ridge=float(frozen.ridge[0, first + c]),
@@ -110,7 +110,7 @@ def _tasks(model: Model, evidence: Evidence) -> list[TaskEvidence]:
             TaskEvidence(
                 task=k,
                 p_ood=float(max(0.0, 1.0 - probabilities.sum())),
-                coefficient=float(np.exp(log_coefficient(distances))[0, 0]),
+                coefficient=float(coefficients[k]),
                 classes=classes,
             )
         )

@@ -11,7 +11,7 @@ from models.inference.answer import NOTHING_KNOWN, SURE_SHARE, Answer, answer, c
 from models.inference.evidence import Evidence
 from models.inference.novelty import SUMMARIES, Novelty
 from models.inference.rules import Rule
-from tests.support.evidence import class_counts, frozen_evidence, quick, random_evidence, seeds
+from tests.support.evidence import class_counts, frozen_evidence, quick, random_evidence, seeds, with_parts
 from tests.support.tiny_model import bare_model
 
 KNOWN, NOVEL = -1e9, 1e9  # thresholds
@@ -53,7 +53,7 @@ def test_an_image_is_novel_exactly_when_p_novel_is_above_the_threshold(
 
 def answer_with(scores: list[float], *, p_known: float, threshold: float) -> Answer:
     """The answer of one task whose classes have these scores."""
-    evidence = replace(frozen_evidence(np.ones((1, len(scores)))), logits=[np.log([[*scores, 1.0]])])
+    evidence = with_parts(frozen_evidence(np.ones((1, len(scores)))), logits=[np.log([[*scores, 1.0]])])
     decision = novelty(threshold, float(np.log(p_known / (1 - p_known))))
     names = [chr(ord("a") + c) for c in range(len(scores))]
     (one,) = answer(bare_model([names], rule=Rule(), novelty=decision), evidence)
@@ -100,7 +100,7 @@ def test_the_certainty_of_an_answer_follows_its_share() -> None:
 
 
 def test_an_image_of_a_retired_class_is_novel_and_the_class_is_not_named() -> None:
-    evidence: Evidence = replace(frozen_evidence(np.ones((1, 2))), logits=[np.log([[6.0, 3.0, 1.0]])])
+    evidence: Evidence = with_parts(frozen_evidence(np.ones((1, 2))), logits=[np.log([[6.0, 3.0, 1.0]])])
     model = bare_model([["a", "b"]], rule=Rule(), novelty=novelty(KNOWN, 50.0), aliases={"a": None})
     (one,) = answer(model, evidence)
     assert (one.label, one.novel) == (None, True)
@@ -115,6 +115,6 @@ def test_before_anything_is_learned_everything_is_novel() -> None:
 
 
 def test_a_score_that_is_not_a_number_is_novel() -> None:
-    evidence = replace(frozen_evidence(np.ones((1, 1))), logits=[np.array([[np.nan, 0.0]])])
+    evidence = with_parts(frozen_evidence(np.ones((1, 1))), logits=[np.array([[np.nan, 0.0]])])
     (one,) = answer(bare_model([["a"]], rule=Rule(), novelty=novelty(0.0)), evidence)
     assert (one.novel, one.p_novel) == (True, 1.0)

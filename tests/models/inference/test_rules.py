@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from models.inference.evidence import Evidence, Floats
 from models.inference.rules import TERMS, Rule, term
-from tests.support.evidence import class_counts, quick, random_evidence, seeds
+from tests.support.evidence import class_counts, quick, random_evidence, seeds, with_parts
 
 
 def algorithm_2(evidence: Evidence, image: int) -> Floats:
@@ -53,7 +53,7 @@ def test_the_score_is_the_weighted_sum_of_the_terms(seed: int, counts: list[int]
 def test_scales_multiply_logits_and_shifts_are_added_per_task(seed: int, counts: list[int]) -> None:
     evidence = random_evidence(seed, counts)
     scales, shifts = (tuple(np.random.default_rng(seed).uniform(0.5, 2, len(counts)).tolist()) for _ in range(2))
-    scaled = replace(evidence, logits=[x * scale for x, scale in zip(evidence.logits, scales, strict=True)])
+    scaled = with_parts(evidence, logits=[x * scale for x, scale in zip(evidence.logits, scales, strict=True)])
     expected = Rule().log_scores(scaled) + np.repeat(shifts, counts)
     np.testing.assert_allclose(replace(Rule(), scales=scales, shifts=shifts).log_scores(evidence), expected)
 
@@ -62,14 +62,14 @@ def test_scales_multiply_logits_and_shifts_are_added_per_task(seed: int, counts:
 @given(seeds, class_counts, st.floats(-1e3, 1e3))
 def test_shifting_all_logits_of_a_task_changes_nothing(seed: int, counts: list[int], shift: float) -> None:
     evidence = random_evidence(seed, counts)
-    shifted = replace(evidence, logits=[evidence.logits[0] + shift, *evidence.logits[1:]])
+    shifted = with_parts(evidence, logits=[evidence.logits[0] + shift, *evidence.logits[1:]])
     np.testing.assert_allclose(Rule().log_scores(shifted), Rule().log_scores(evidence), rtol=1e-9, atol=1e-9)
 
 
 def test_extreme_evidence_stays_finite_and_ordered() -> None:
     evidence = random_evidence(0, [2, 1], n=2)
     logits = [np.array([[1e4, -1e4, 0.0], [-1e4, -2e4, 1e4]]), np.array([[-1e4, 1e4], [0.0, 0.0]])]
-    evidence = replace(evidence, logits=logits, distances=[np.array([[0.0, 5.0], [1e9, 1e9]]), np.ones((2, 1))])
+    evidence = with_parts(evidence, logits=logits, distances=[np.array([[0.0, 5.0], [1e9, 1e9]]), np.ones((2, 1))])
     assert np.isfinite(Rule("all", dict.fromkeys(TERMS, 1.0)).log_scores(evidence)).all()
     assert Rule().log_scores(evidence).argmax(axis=1).tolist() == [0, 2]
 

@@ -17,8 +17,9 @@ from starlette.types import Message
 
 from models.images import ImageLimits
 from models.inference.answer import answer
+from models.inference.evidence import log_coefficients
 from models.inference.predictor import Predictor
-from models.inference.rules import log_coefficient, term
+from models.inference.rules import term
 from models.versions.edits import Edit, publish_edit
 from models.versions.store import VersionStore
 from service.errors import DeadlinePassed
@@ -70,7 +71,7 @@ def test_the_numbers_are_those_of_the_models_functions(predictor: Predictor, ima
     assert [one.probability for one in classes] == pytest.approx(probabilities.tolist())
     for k, task in enumerate(explained.tasks):
         assert [one.distance for one in task.classes] == evidence.distances[k][0].tolist()
-        assert task.coefficient == float(np.exp(log_coefficient(evidence.distances[k]))[0, 0])
+        assert task.coefficient == float(np.exp(log_coefficients(evidence))[0, k])
         assert task.coefficient == pytest.approx(1 / min(one.distance for one in task.classes))
         assert task.p_ood + sum(one.probability for one in task.classes) == pytest.approx(1)
     answered = answer(model, evidence)[0]
