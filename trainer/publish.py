@@ -21,7 +21,7 @@ from models import files
 from models.errors import BackboneError, CorruptVersion, NothingLearned, StaleParent, StoreError
 from models.inference.model import Model, read_model
 from models.network.backbone import Backbone, open_backbone
-from models.network.export import export
+from models.network.export import export, roles
 from models.versions.class_ids import new_class_id, present_names, relabelled, samples_by_name
 from models.versions.edits import label_of, unusable_labels
 from models.versions.manifest import Manifest
@@ -46,7 +46,7 @@ NEW_FOLDER_SPACE = 256 * 2**20  # bytes for the backbone and its graphs, if the 
 
 MACHINE_SETTINGS = {"backbone_weights", "device"}  # not recorded: they hold for one machine only
 # Applied after training: a rejected task resumes from its checkpoint and is only evaluated again.
-EVALUATION_SETTINGS = {"accept", "flag", "rule", "gate_accuracy", "gate_auc"}
+EVALUATION_SETTINGS = {"accept", "flag", "rule", "cascade", "gate_accuracy", "gate_auc"}
 
 
 @dataclass(frozen=True)
@@ -215,7 +215,8 @@ class _Training:
                 rollback.put(image.sha256, batch.read)
         # Every version of a folder shares the graphs. Exported before the training, so that an error shows at once.
         graphs = parent.manifest.graphs if parent.manifest else {}
-        graphs = graphs or {role: store.add_graph(data) for role, data in export(backbone).items()}
+        if set(roles(backbone)) - graphs.keys():  # none yet, or those of an older release
+            graphs = {role: store.add_graph(data) for role, data in export(backbone).items()}
         images = ImageStore(store.root)
         parent = parent.without_deleted(images)
         device = select_device(settings)

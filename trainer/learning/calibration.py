@@ -5,15 +5,16 @@ computes the priors on training images of several data sets.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from models.inference.cascade import Cascade
 from models.inference.evidence import Evidence, Floats, FrozenScores
 from models.inference.novelty import SUMMARIES, Novelty, frozen_summaries, quantiles
-from models.inference.rules import TERMS, Rule, term
+from models.inference.rules import FROZEN_TERMS, TERMS, Rule, term
 from trainer.learning.prior import Prior
 from trainer.learning.simulation import standard
 
@@ -29,13 +30,12 @@ def fit_rule(evidence: Evidence, columns: NDArray[np.int64], prior: Prior) -> Ru
     `columns` are the true classes, as columns of the scores. The weights refer to evidence with a deviation of 1 over
     the classes of an image, so that a prior holds for any number of classes and any backbone.
     """
-    tasks = len(evidence.logits)
+    tasks = len(evidence.counts)
     terms = np.stack([term(evidence, name) for name in TERMS], axis=2)  # (n, C, terms)
-    scale = _deviation(terms)
+    scale = _deviation(terms, evidence)
     start = np.array([prior.rule[name] for name in TERMS])
     if len(columns) == 0 or terms.shape[1] < 2:
         return _rule(start / scale, np.ones(tasks), np.zeros(tasks))
-    counts = [logits.shape[1] - 1 for logits in evidence.logits]
     others = torch.from_numpy(terms[:, :, 1:] / scale[1:])
     logits = [torch.from_numpy(x) for x in evidence.logits]
     target = torch.from_numpy(columns)
@@ -44,7 +44,7 @@ def fit_rule(evidence: Evidence, columns: NDArray[np.int64], prior: Prior) -> Ru
     scales = torch.ones(tasks, dtype=torch.float64, requires_grad=True)
     shifts = torch.zeros(tasks, dtype=torch.float64, requires_grad=True)
     optimiser = torch.optim.LBFGS([weights, scales, shifts], max_iter=50, line_search_fn="strong_wolfe")
-    repeat = torch.tensor(counts)
+    repeat = torch.tensor(evidence.counts)
 
     def loss() -> torch.Tensor:
         probability = torch.cat([torch.log_softmax(x * scales[k], dim=1)[:, :-1] for k, x in enumerate(logits)], dim=1)
@@ -70,10 +70,41 @@ def _rule(weights: Floats, scales: Floats, shifts: Floats) -> Rule:
     return Rule("fitted", named, tuple(scales.tolist()), tuple(shifts.tolist()))
 
 
-def _deviation(terms: Floats) -> Floats:
-    """The mean over images of each term's deviation over classes; 1 where there is none."""
-    deviation = terms.std(axis=1).mean(axis=0) if len(terms) else np.zeros(terms.shape[2])
+def _deviation(terms: Floats, evidence: Evidence) -> Floats:
+    """The mean over images of each term's deviation over classes; 1 where there is none.
+
+    Classes whose networks did not run have no values of their own, so they do not count.
+    """
+    if len(terms) == 0:
+        return np.ones(terms.shape[2])
+    if evidence.ran is None:
+        deviation = terms.std(axis=1).mean(axis=0)
+    else:
+        ran = np.repeat(evidence.ran, evidence.counts, axis=1)
+        deviation = np.nanmean(np.nanstd(np.where(ran[:, :, None], terms, np.nan), axis=1), axis=0)
     return np.where(deviation > 1e-9, deviation, 1.0)
+
+
+def fit_cascade(
+    left_out: FrozenScores, columns: NDArray[np.int64], counts: tuple[int, ...], prior: Prior, most: int, share: float
+) -> Cascade:
+    """The cascade whose margin includes the own task of this share of left-out images; `most` networks run at most.
+
+    The weights are the prior's: which networks run must be known before the rule is fitted on what they say.
+    """
+    rows = np.asarray(~np.isnan(left_out.ridge).any(axis=1))
+    known = left_out.rows(rows)
+    terms = np.stack([known.term(name) for name in FROZEN_TERMS], axis=2)
+    deviation = terms.std(axis=1).mean(axis=0) if len(terms) else np.zeros(len(FROZEN_TERMS))
+    scale = np.where(deviation > 1e-9, deviation, 1.0)
+    weights = {name: prior.rule[name] / float(own) for name, own in zip(FROZEN_TERMS, scale, strict=True)}
+    everything = Cascade(weights, np.inf, most)
+    if not rows.any() or len(counts) < 2:
+        return replace(everything, margin=float(np.finfo(np.float64).max))
+    scores = everything.task_scores(known, counts)
+    own = np.repeat(np.arange(len(counts)), counts)[columns[rows]]
+    gaps = scores.max(axis=1) - np.take_along_axis(scores, own[:, None], axis=1)[:, 0]
+    return replace(everything, margin=float(np.quantile(gaps, share, method="higher")))
 
 
 @dataclass(frozen=True)
@@ -117,7 +148,7 @@ def paper_novelty(rule: Rule, evidence: Evidence, columns: NDArray[np.int64], ta
     """The paper's score, that of the best class; images of each task are novel to the other tasks."""
     log_scores = rule.log_scores(evidence)
     scores = log_scores.max(axis=1)
-    task = np.repeat(np.arange(len(evidence.logits)), [logits.shape[1] - 1 for logits in evidence.logits])
+    task = np.repeat(np.arange(len(evidence.counts)), evidence.counts)
     others = np.where(task == task[columns][:, None], -np.inf, log_scores).max(axis=1)
     simulated = others[np.isfinite(others)]
     limit = threshold(scores, simulated, target)

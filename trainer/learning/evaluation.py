@@ -4,14 +4,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
-from models.inference.evidence import Features, Floats
+from models.inference.cascade import Cascade, Chosen
+from models.inference.evidence import Features, Floats, FrozenScores
 from models.inference.model import Model
 from models.inference.novelty import Novelty
 from models.inference.rules import Rule
 from models.network.adapted_blocks import tensors_of
 from trainer.learning.advice import advise, frozen_rule
-from trainer.learning.calibration import Target, fit_novelty, fit_rule, paper_novelty
+from trainer.learning.calibration import Target, fit_cascade, fit_novelty, fit_rule, paper_novelty
 from trainer.learning.gate import Verdict, auc, judge
 from trainer.learning.leave_out import LeaveOut
 from trainer.learning.memory import Samples
@@ -44,17 +46,31 @@ def evaluate(
     if not rows.any():  # no class has an image to spare: those that the networks have seen must do
         rows = left
     held_keys = [key for key, row in zip(keys, rows, strict=True) if row]
-    features = Features(
-        [tokens.features(held_keys, tensors_of(task)) for task in model.tasks], kept.features[rows], kept.expanded[rows]
-    )
-    after = replace(model.evidence(features), frozen=left_out.rows(rows))
+    scores = left_out.rows(rows)
+    cascade = _cascade(tokens, model, left_out, columns, settings)
+    model = replace(model, rule=Rule(cascade=cascade))
+    ran = cascade.choose(scores, model.counts) if cascade else None
+    # The parent's statistics hold these images too: the new ones, without the new classes, stand for them.
+    before_scores = scores.first_classes(len(parent.classes))
+    ran_before = parent.networks_to_run(before_scores) if parent.tasks else None
+    needed = _needed(model, ran, parent, ran_before, len(held_keys))
+    z = [
+        tokens.features([key for key, own in zip(held_keys, runs, strict=True) if own], tensors_of(task))
+        for task, runs in zip(model.tasks, needed.T, strict=True)
+    ]
+    features = Features(_spread(z, needed), kept.features[rows], kept.expanded[rows], ran)
+    after = replace(model.evidence(features), frozen=scores)
     target = Target(settings.accept, settings.flag)
     novelty_auc: float | None
-    fitted = fit_rule(after, columns[rows], settings.recipe.prior)
+    fitted = replace(fit_rule(after, columns[rows], settings.recipe.prior), cascade=cascade)
     if not left.any():  # the kept images were deleted: the parent's decision stays
-        rule, novelty, novelty_auc = fitted if settings.rule == "fitted" else Rule(), parent.novelty, None
+        rule, novelty, novelty_auc = (
+            fitted if settings.rule == "fitted" else Rule(cascade=cascade),
+            parent.novelty,
+            None,
+        )
     elif settings.rule == "paper":
-        rule = Rule()
+        rule = Rule(cascade=cascade)
         novelty = paper_novelty(rule, after, columns[rows], target)
         novelty_auc = auc(novelty.known, novelty.simulated)
     else:
@@ -69,11 +85,37 @@ def evaluate(
     if not parent.tasks:
         verdict = judge(None, model, None, after, names, novelty_auc, settings)
         return model, replace(verdict, advice=advice)
-    before = parent.evidence(replace(features, tasks=features.tasks[: len(parent.tasks)]))
-    # The parent's statistics hold these images too: the new ones, without the new classes, stand for them.
-    before = replace(before, frozen=after.frozen.first_classes(len(parent.classes)))
+    before = parent.evidence(replace(features, tasks=features.tasks[: len(parent.tasks)], ran=ran_before))
+    before = replace(before, frozen=before_scores)
     verdict = judge(parent, model, before, after, names, novelty_auc, settings)
     return model, replace(verdict, advice=advice)
+
+
+def _cascade(
+    tokens: TokenCache, model: Model, left_out: FrozenScores, columns: NDArray[np.int64], settings: LearnerSettings
+) -> Cascade | None:
+    """The cascade of the new version; None if all networks run. Those of a CNN cost next to nothing."""
+    most, recipe = settings.networks_per_image, settings.recipe
+    if most is None or tokens.backbone.one_token:
+        return None
+    return fit_cascade(left_out, columns, model.counts, recipe.prior, most, recipe.cascade_share)
+
+
+def _needed(model: Model, ran: Chosen | None, parent: Model, ran_before: Chosen | None, images: int) -> Chosen:
+    """The networks that run for an image under the new version or under its parent: (n, T)."""
+    everything = np.ones((images, len(model.tasks)), bool)
+    out = everything if ran is None else ran.copy()
+    old = out[:, : len(parent.tasks)]
+    old |= True if ran_before is None else ran_before
+    return out
+
+
+def _spread(features: Sequence[NDArray[np.float32]], ran: Chosen) -> NDArray[np.float32]:
+    """From the features of the images that ran, per task, to (T, n, d) with 0 elsewhere."""
+    out = np.zeros((*ran.T.shape, features[0].shape[1]), np.float32)
+    for own, rows, values in zip(out, ran.T, features, strict=True):
+        own[rows] = values
+    return out
 
 
 def _chosen(samples: Samples, most: int, rng: np.random.Generator) -> dict[str, str]:
