@@ -265,6 +265,7 @@ class QueueMachine(RuleBasedStateMachine):
         if how in ends:
             self.end(task_id, ends[how])
         elif task_id in self.flagged:
+            self.attempts[task_id] -= how == "hand back"  # it does not count
             self.end(task_id, "cancelled")
         elif how == "try again" and self.attempts[task_id] >= self.queue.max_attempts:
             self.end(task_id, "failed")
