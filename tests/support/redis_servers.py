@@ -150,6 +150,32 @@ def age_lease(client: redis.Redis, queue: TaskQueue, seconds: float) -> None:
         client.xclaim(stream, GROUP, row["consumer"], 0, [row["message_id"]], idle=idle, justid=True)
 
 
+def move_lease_to_the_future(url: str, stream: str, seconds: float) -> None:
+    """Leave the only lease of a stream as a clock does that is set back. XCLAIM refuses times of the future."""
+    with closing(redis.Redis.from_url(url)) as client:
+        time = _delivery_time(client, stream)
+        dump: bytes = client.dump(stream)
+        assert dump.count(time.to_bytes(8, "little")) >= 1
+        payload = dump[:-8].replace(time.to_bytes(8, "little"), int(time + seconds * 1000).to_bytes(8, "little"))
+        client.restore(stream, 0, payload + _crc64(payload).to_bytes(8, "little"), replace=True)
+        assert _delivery_time(client, stream) > time
+
+
+def _delivery_time(client: redis.Redis, stream: str) -> int:
+    [group] = client.xinfo_stream(stream, full=True)["groups"]
+    return int(group["pending"][0][2])
+
+
+def _crc64(data: bytes) -> int:
+    """The checksum of a dump (CRC-64/Jones)."""
+    crc = 0
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x95AC9329AC4BC9B5 if crc & 1 else 0)
+    return crc
+
+
 def run_script_twice(queue: TaskQueue, step: str) -> None:
     """Run the script of `step` twice per call, as after a connection that broke before the first reply."""
     script = queue._scripts[step]  # type: ignore[index]

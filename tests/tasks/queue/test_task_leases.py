@@ -21,6 +21,7 @@ from tests.support.redis_servers import (
     claim_next,
     expire_lease,
     make_task,
+    move_lease_to_the_future,
     queue_fixtures,
 )
 
@@ -147,6 +148,20 @@ def test_an_expired_lease_is_taken_over_and_the_old_worker_refused(client: redis
     lease.publish(1)
     assert_every_call_is_refused(old)
     assert queue.get(lease.task.id).version == 1
+
+
+def test_a_lease_expires_although_the_clock_was_set_back(client: redis.Redis, address: tuple[str, int]) -> None:
+    queue = TaskQueue(client, PREFIX, lease_seconds=SHORT_LEASE)
+    queue.submit(make_task("a"))
+    old = claim_next(queue)
+    move_lease_to_the_future(address[0], f"{PREFIX}:tasks", 31 * 86400)
+    assert queue.claim("other") is None
+    assert old.renew() is False  # its worker may live
+    move_lease_to_the_future(address[0], f"{PREFIX}:tasks", 31 * 86400)
+    lease = queue.claim("other", block_seconds=30)
+    assert lease
+    assert (lease.task.id, lease.task.attempts) == (old.task.id, 2)
+    lease.publish(1)
 
 
 def test_an_old_worker_with_the_same_name_is_refused_too(queue: TaskQueue, client: redis.Redis) -> None:
