@@ -19,6 +19,7 @@ TEMPORARY = ".tmp"
 TEMPORARY_SECONDS = 1.0  # a younger temporary file is never taken for abandoned
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 _FORBIDDEN = (errno.EACCES, errno.EPERM)
+NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EMLINK, errno.ENOSYS)  # a file system without hard links
 LOCK_POLL_SECONDS = 0.05
 
 
@@ -97,9 +98,39 @@ def write_synced(path: Path, data: bytes) -> None:
 
 
 def write_durable(path: Path, data: bytes) -> None:
-    """Replace the content of `path` atomically: a reader, also after a crash, gets the old or the new content.
+    """Replace the content of `path` atomically: a reader, also after a crash, gets the old or the new content."""
+    with _complete_temporary(path, data) as temporary:
+        temporary.replace(path)
+    fsync_folder(path.parent)
 
-    The temporary file is locked until it is renamed: `abandoned` recognises those of killed processes.
+
+def create_durable(path: Path, data: bytes) -> bool:
+    """Create `path` with all of its content, atomically; False if it exists, also if another process was faster."""
+    if path.exists():
+        return False
+    with _complete_temporary(path, data) as temporary:
+        try:
+            os.link(temporary, path)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            # Without hard links, two processes that create the file at the same time both succeed.
+            if error.errno not in NO_LINKS:
+                raise
+            temporary.replace(path)
+    try:
+        fsync_folder(path.parent)
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+    return True
+
+
+@contextmanager
+def _complete_temporary(path: Path, data: bytes) -> Iterator[Path]:
+    """A synced file beside `path`, removed at the end unless it was renamed.
+
+    It is locked until then: `abandoned` recognises those of killed processes.
     """
     temporary = temporary_beside(path)
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
@@ -107,13 +138,10 @@ def write_durable(path: Path, data: bytes) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         _write_all(descriptor, data)
         os.fsync(descriptor)
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+        yield temporary
     finally:
+        temporary.unlink(missing_ok=True)
         os.close(descriptor)
-    fsync_folder(path.parent)
 
 
 def abandoned(folder: Path) -> Iterator[Path]:

@@ -3,7 +3,6 @@
 When `put` returns, the image survives a power cut. `read` never returns bytes other than those that were put.
 """
 
-import os
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -11,7 +10,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from models.errors import StoreError
-from models.files import fsync_folder, make_folder, sha256_bytes, sha256_file, write_durable
+from models.files import sha256_bytes
+from models.storage import LocalFiles
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")  # only such a key may become part of a path
 
@@ -28,23 +28,20 @@ class ImageStore:
     """Images under `<root>/images/ab/<sha256>`."""
 
     def __init__(self, root: Path) -> None:
-        self._folder = root / "images"
+        self._storage = LocalFiles(root)
 
     def __repr__(self) -> str:
-        return f"ImageStore({str(self._folder.parent)!r})"
+        return f"ImageStore({str(self._storage.root)!r})"
 
     def put(self, data: bytes) -> str:
         """Store an image and return its sha256. A second call repairs a damaged file and renews its time."""
         sha = sha256_bytes(data)
-        path = self._path(sha)
+        key = _key(sha)
         try:
-            if path.is_file() and sha256_file(path) == sha:
-                with suppress(PermissionError):  # the file of another user; it keeps its age
-                    os.utime(path)
-                fsync_folder(path.parent)  # another process may have renamed the file and not synced the folder yet
-            else:
-                make_folder(path.parent)
-                write_durable(path, data)
+            if not self._storage.put_if_absent(key, data):
+                with suppress(PermissionError, FileNotFoundError):  # the file of another user keeps its age
+                    self._storage.compare_and_set(key, self._storage.get(key), data)
+                self._storage.put_if_absent(key, data)  # it may have been removed since
         except OSError as error:
             raise StoreError(
                 f"image {sha} cannot be stored ({error}): check the space and the rights of the data folder"
@@ -54,7 +51,7 @@ class ImageStore:
     def read(self, sha: str) -> bytes:
         """Return the verified bytes of an image; `StoreError` when they are missing or have changed."""
         try:
-            data = self._path(sha).read_bytes()
+            data = self._storage.get(_key(sha))
         except FileNotFoundError as error:
             raise StoreError(f"image {sha} is not in the store: submit it again") from error
         except OSError as error:
@@ -65,48 +62,36 @@ class ImageStore:
 
     def find(self, sha: str) -> StoredImage | None:
         """Return size and time of an image; None when it is not stored."""
-        try:
-            stat = self._path(sha).stat()
-        except OSError:
-            return None
-        return StoredImage(sha, stat.st_size, stat.st_mtime)
+        found = self._storage.find(_key(sha))
+        return StoredImage(sha, found.size, found.time) if found else None
 
     def __contains__(self, sha: object) -> bool:
-        return isinstance(sha, str) and _SHA256.fullmatch(sha) is not None and self._path(sha).is_file()
+        return isinstance(sha, str) and _SHA256.fullmatch(sha) is not None and self._storage.find(_key(sha)) is not None
 
     def __iter__(self) -> Iterator[StoredImage]:
-        for path in self._folder.glob("??/*"):
-            if _SHA256.fullmatch(path.name) and (image := self.find(path.name)) is not None:
-                yield image
-
-    def remove(self, sha: str) -> None:
-        """Delete an image that nothing refers to. Idempotent, so that a repeated clean-up can finish."""
-        path = self._path(sha)
-        self._unlink(path)
-        with suppress(OSError):  # the folder is not empty, or not there
-            path.parent.rmdir()
+        for found in self._storage.list("images/"):
+            sha = found.key.rpartition("/")[2]
+            if _SHA256.fullmatch(sha):
+                yield StoredImage(sha, found.size, found.time)
 
     def erase(self, images: Iterable[StoredImage]) -> list[StoredImage]:
         """Delete images durably: a power cut cannot bring them back. Returns those deleted."""
-        erased = []
-        for image in images:
-            self._unlink(self._path(image.sha256))
-            erased.append(image)
-        # The folders stay: another process may be about to put an image into one.
-        for folder in {self._path(image.sha256).parent for image in erased}:
-            with suppress(FileNotFoundError):
-                fsync_folder(folder)
+        erased = list(images)
+        self._delete([image.sha256 for image in erased])
         return erased
 
-    def _unlink(self, path: Path) -> None:
-        try:
-            path.unlink(missing_ok=True)
-        except OSError as error:
-            raise StoreError(
-                f"image {path.name} cannot be removed ({error}): check the rights of the data folder"
-            ) from error
+    def remove(self, sha: str) -> None:
+        """Delete an image that nothing refers to. Idempotent, so that a repeated clean-up can finish."""
+        self._delete([sha])
 
-    def _path(self, sha: str) -> Path:
-        if not _SHA256.fullmatch(sha):
-            raise StoreError(f"{sha[:80]!r} is not the sha256 of an image: expected 64 lower-case hex digits")
-        return self._folder / sha[:2] / sha
+    def _delete(self, shas: Iterable[str]) -> None:
+        try:
+            self._storage.delete(_key(sha) for sha in shas)
+        except OSError as error:
+            raise StoreError(f"images cannot be removed ({error}): check the rights of the data folder") from error
+
+
+def _key(sha: str) -> str:
+    if not _SHA256.fullmatch(sha):
+        raise StoreError(f"{sha[:80]!r} is not the sha256 of an image: expected 64 lower-case hex digits")
+    return f"images/{sha[:2]}/{sha}"
