@@ -11,7 +11,7 @@ import secrets
 import shutil
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -87,16 +87,6 @@ def make_folder(folder: Path) -> None:
     fsync_folder(folder.parent)
 
 
-def write_synced(path: Path, data: bytes) -> None:
-    """Write a new file and fsync it. The caller must fsync its folder."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-    try:
-        _write_all(descriptor, data)
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def write_durable(path: Path, data: bytes) -> None:
     """Replace the content of `path` atomically: a reader, also after a crash, gets the old or the new content."""
     with _complete_temporary(path, data) as temporary:
@@ -168,33 +158,6 @@ def _is_abandoned(path: Path) -> bool:
         return False
     finally:
         os.close(descriptor)
-
-
-def write_folder(folder: Path, files: Mapping[str, bytes], on_step: Callable[[str], None] = lambda step: None) -> None:
-    """Create a folder with all of its files, or not at all; an existing folder is replaced.
-
-    `on_step` is called with "started", "written" and "renamed".
-    """
-    temporary = temporary_beside(folder)
-    try:
-        temporary.mkdir()
-        on_step("started")
-        for name, data in files.items():
-            write_synced(temporary / name, data)
-        fsync_folder(temporary)
-        on_step("written")
-        if folder.exists():
-            discard(folder)
-        temporary.rename(folder)
-    except BaseException:
-        remove(temporary)
-        raise
-    try:
-        fsync_folder(folder.parent)
-        on_step("renamed")
-    except BaseException:
-        discard(folder)
-        raise
 
 
 def discard(folder: Path) -> None:

@@ -6,8 +6,8 @@
 
 **A backup is complete or absent, and its parts fit together.** The order of copying gives this without a pause of the
 service. The queue comes first: each of its tasks finds its images and versions, which are stored before and kept. Then
-`CURRENT` and the log of promotions, then the versions, which never change, then images and inbox. Erasures
-come last, and are applied to the copy.
+`CURRENT` and the log of promotions, then the versions and their contents, which never change, then images and inbox.
+Erasures come last, and are applied to the copy.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from tasks.queue import TaskQueue
 MANIFEST, DATA, QUEUE = "backup.json", "data", "queue.json"
 INBOX = "inbox/inbox.sqlite3"
 # Copied in their own way, or not at all: a restored folder is another folder, with an id of its own.
-OWN_WAY = frozenset({"CURRENT", "promotions.jsonl", ERASURES, "ID"})
+OWN_WAY = frozenset({"CURRENT", ERASURES, "ID"})
 
 
 class BackupManifest(BaseModel):
@@ -78,7 +78,7 @@ def create_backup(root: Path, target: Path, queue: TaskQueue | None) -> list[str
             hashes[f"{DATA}/{ERASURES}"] = _copy(root / ERASURES, data / ERASURES)
         for gone in _erase(data, erased_images(data), root):
             hashes.pop(f"{DATA}/{gone}", None)
-        for name in ("CURRENT", "promotions.jsonl", INBOX):
+        for name in ("CURRENT", INBOX):
             if (data / name).exists():
                 hashes[f"{DATA}/{name}"] = files.sha256_file(data / name)
         if (temporary / QUEUE).exists():
@@ -142,19 +142,19 @@ def restored_queue(backup: Path) -> Mapping[str, Any] | None:
 
 
 def _sources(root: Path, store: VersionStore, data: Path) -> Iterator[Path]:
-    """The files to copy, in the order that keeps the copy consistent; writes CURRENT and the log of promotions."""
-    with files.file_lock(root / ".lock"):  # for milliseconds: no promotion is half done
-        for name in ("CURRENT", "promotions.jsonl"):
-            if (root / name).exists():
-                (data / name).write_bytes((root / name).read_bytes())
+    """The files to copy, in the order that keeps the copy consistent; writes CURRENT."""
+    with store.locked():  # for milliseconds: no promotion is half done
+        if (root / "CURRENT").exists():
+            (data / "CURRENT").write_bytes((root / "CURRENT").read_bytes())
+        promotions = list(_tree(root / "promotions"))
         promoted = {line.version for line in store.log()}
-        numbers = [n for n in store.versions() if n in promoted]
-    for n in numbers:
-        yield from _tree(store.folder(n))
+        manifests = [store.manifest_path(n) for n in store.versions() if n in promoted]
+    yield from promotions
+    yield from manifests
     for path in sorted(root.iterdir()):
         if path.is_file() and not path.name.startswith(".") and path.name not in OWN_WAY:
             yield path
-    for name in ("graphs", "rejected", "images"):
+    for name in ("rejected", "tasks", "heads", "samples", "graphs", "images"):
         yield from _tree(root / name)
 
 

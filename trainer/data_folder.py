@@ -17,7 +17,7 @@ from tasks.images import ImageStore
 # What a training creates in a data folder. Other programs keep files of their own there.
 TRAINING_FILES = (
     *("backbone.json", "backbone.safetensors", "images", "graphs", "work/*"),
-    *("versions", "rejected", "promotions.jsonl", "FORMAT"),
+    *("versions", "rejected", "tasks", "heads", "samples", "promotions", "FORMAT"),
 )
 
 

@@ -19,13 +19,15 @@ import numpy as np
 
 from models import files
 from models.errors import BackboneError, CorruptVersion, NothingLearned, StaleParent, StoreError
-from models.inference.model import Model, read_model
+from models.inference.model import Model
+from models.inference.stored_model import new_tensors, read_model
 from models.network.backbone import Backbone, open_backbone
 from models.network.export import export, roles
 from models.versions.class_ids import new_class_id, present_names, relabelled, samples_by_name
+from models.versions.contents import HEADS, SAMPLES, Tensors
 from models.versions.edits import label_of, unusable_labels
 from models.versions.manifest import Manifest
-from models.versions.store import Tensors, VersionStore
+from models.versions.store import VersionStore
 from tasks.batch import LabelledBatch
 from tasks.errors import BatchError
 from tasks.images import ImageStore
@@ -55,7 +57,7 @@ class Outcome:
 
     state: Literal["published", "rejected", "already learned"]
     manifest: Manifest
-    folder: Path
+    path: Path  # of the manifest
     verdict: Verdict | None = None  # None if the batch was learned before
 
 
@@ -74,7 +76,9 @@ class Parent:
             loaded = store.load()
         except NothingLearned:
             return cls()
-        return cls(loaded.manifest, read_model(loaded)[0], Samples.from_json(samples_by_name(loaded)))
+        return cls(
+            loaded.manifest, read_model(loaded)[0], Samples.from_json(samples_by_name(loaded.samples, loaded.manifest))
+        )
 
     @property
     def version(self) -> int | None:
@@ -160,7 +164,7 @@ class _Training:
         if version is None:
             return None
         files.remove(self.checkpoint_folder)  # left by an attempt that was killed right after publishing
-        return Outcome("already learned", self.store.manifest(version), self.store.folder(version))
+        return Outcome("already learned", self.store.manifest(version), self.store.manifest_path(version))
 
     def images(self, parent: Parent) -> dict[str, list[str]]:
         """The keys of the batch's images by the present names of their classes, sorted by name."""
@@ -189,7 +193,10 @@ class _Training:
             unseen(images, parent.samples)
             if corrected := corrections(images, parent.samples):
                 log.warning("images that were learned under another label, and lose it: %d", len(corrected))
-            needed += 2 * sum(entry.size for entry in parent.manifest.files.values())
+            # A task of about the size of the earlier ones, and the heads and samples of all.
+            files = parent.manifest.files
+            largest = max(entry.size for entry in files.values())
+            needed += 2 * (largest + files[HEADS].size + files[SAMPLES].size)
         if weights is not None and not weights.is_file():
             raise BackboneError(f"no weights file at {weights}: check OPENWORLD_BACKBONE_WEIGHTS")
         check_size(parent.manifest.classes if parent.manifest else [], images, self.settings.replay_size)
@@ -226,14 +233,16 @@ class _Training:
         progress = Progress(batch.task_id, self._stopping_when_stale(parent))
         learned = learner.learn(parent.model or learner.empty(), parent.samples, batch_images, checkpoint, progress)
         manifest = self._manifest(parent, batch_images, backbone, graphs, learned, time.monotonic() - started)
-        tensors, samples = learned.model.tensors(), relabelled(learned.samples.to_json(), manifest.id_of)
+        tensors, stored = new_tensors(learned.model)
+        manifest = manifest.model_copy(update={"files": stored})
+        samples = relabelled(learned.samples.to_json(), manifest.id_of)
         verdict = learned.verdict
         if not verdict.accepted:
-            folder = store.reject(manifest, tensors, samples, "; ".join(verdict.reasons))
-            return Outcome("rejected", manifest, folder, verdict)
+            path = store.reject(manifest, tensors, samples, "; ".join(verdict.reasons))
+            return Outcome("rejected", manifest, path, verdict)
         manifest = self._publish(parent, manifest, tensors, samples)
         files.remove(self.checkpoint_folder)
-        return Outcome("published", manifest, store.folder(manifest.version), verdict)
+        return Outcome("published", manifest, store.manifest_path(manifest.version), verdict)
 
     def _stopping_when_stale(self, parent: Parent) -> Listener:
         """The listener; StaleParent as soon as the result could not be published."""

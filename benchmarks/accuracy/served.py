@@ -26,7 +26,7 @@ from benchmarks.serving.process import free_port, running
 from benchmarks.serving.wire import raw_request
 from models.inference.answer import Answer, answer
 from models.inference.evidence import Features
-from models.inference.model import read_model
+from models.inference.stored_model import read_model
 from models.network.adapted_blocks import tensors_of
 from models.network.backbone import open_backbone
 from models.versions.store import VersionStore

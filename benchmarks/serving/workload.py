@@ -23,7 +23,18 @@ LEARNED_FROM, ASKED = range(12), range(100, 107)
 MOST_IMAGES = 256
 COMMAND_SECONDS = 900
 # What serving needs. Images and inbox may be many gigabytes, and no contender reads them.
-SERVED = ("FORMAT", "CURRENT", "promotions.jsonl", "backbone.json", "backbone.safetensors", "versions", "graphs")
+SERVED = (
+    "FORMAT",
+    "CURRENT",
+    "promotions",
+    "backbone.json",
+    "backbone.safetensors",
+    "versions",
+    "tasks",
+    "heads",
+    "samples",
+    "graphs",
+)
 # Train quickly: serving speed depends on the number of tasks, not on what they learned.
 QUICK = {
     "OPENWORLD_BACKBONE": "tf_efficientnet_lite0",

@@ -11,10 +11,9 @@ Images are scored against all classes at once by matrix products.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,35 +64,19 @@ class FrozenStatistics:
         """The sums of images with labels 0 .. classes - 1."""
         return cls.empty(features.shape[1], expanded.shape[1]).with_images(features, expanded, labels, classes)
 
-    def tensors(self) -> dict[str, NDArray[Any]]:
-        """For a file: the symmetric matrices as triangles of float32, a quarter of their size in memory."""
-        return {
-            "counts": self.counts,
-            "means": self.means.astype(np.float32),
-            "scatter": _triangle(self.scatter),
-            "moments": self.moments.astype(np.float32),
-            "gram": _triangle(self.gram),
-        }
-
-    @classmethod
-    def from_tensors(cls, tensors: Mapping[str, NDArray[Any]]) -> FrozenStatistics:
-        """The inverse of `tensors`, up to the rounding of float32."""
-        means, moments = (tensors[name].astype(np.float64) for name in ("means", "moments"))
-        scatter, gram = (
-            _symmetric(tensors[name], matrix.shape[1]) for name, matrix in (("scatter", means), ("gram", moments))
-        )
-        return cls(tensors["counts"], means, scatter, moments, gram)
-
     def with_images(self, features: Rows, expanded: Rows, labels: Labels, new_classes: int = 0) -> FrozenStatistics:
         """Add images of known classes and of `new_classes` further ones, whose labels follow the known ones."""
-        counts = np.concatenate([self.counts, np.zeros(new_classes, np.int64)])
-        means = np.concatenate([self.means, np.zeros((new_classes, self.means.shape[1]))])
-        moments = np.concatenate([self.moments, np.zeros((new_classes, self.moments.shape[1]))])
-        grown = replace(self, counts=counts, means=means, moments=moments)
-        changed = grown._changed(features, expanded, labels, 1)
+        changed = self.with_classes(new_classes)._changed(features, expanded, labels, 1)
         if (changed.counts == 0).any():
             raise ValueError(f"no image of class {int(np.argmin(changed.counts))}")
         return changed
+
+    def with_classes(self, new_classes: int) -> FrozenStatistics:
+        """Further classes, without images yet."""
+        counts = np.concatenate([self.counts, np.zeros(new_classes, np.int64)])
+        means = np.concatenate([self.means, np.zeros((new_classes, self.means.shape[1]))])
+        moments = np.concatenate([self.moments, np.zeros((new_classes, self.moments.shape[1]))])
+        return replace(self, counts=counts, means=means, moments=moments)
 
     def without_images(self, features: Rows, expanded: Rows, labels: Labels) -> FrozenStatistics:
         """Remove images that were added before; every class keeps at least one."""
@@ -104,26 +87,39 @@ class FrozenStatistics:
     def _changed(self, features: Rows, expanded: Rows, labels: Labels, sign: int) -> FrozenStatistics:
         """Add (1) or remove (-1) images: exact sums, by the scatter of two groups about their common mean."""
         x, h = np.asarray(features, np.float64), np.asarray(expanded, np.float64)
-        amounts = np.bincount(labels, minlength=len(self.counts))
+        group, amounts, indicator = self._group_means(x, labels)
         counts = self.counts + sign * amounts
-        present = amounts > 0
-        indicator = np.zeros((len(self.counts), len(x)))
-        indicator[labels, np.arange(len(x))] = 1.0
-        group = (indicator @ x) / np.maximum(amounts, 1)[:, None]  # (C, f), means of the images that come or go
         means = self.means + sign * (group - self.means) * (amounts / np.maximum(counts, 1))[:, None]
-        inner = x - group[labels]
-        # Between the group's mean and that of the other images of the class, before or after.
-        others = np.where(sign > 0, self.counts, counts)
-        between = (group - np.where(sign > 0, self.means.T, means.T).T)[present]
-        weight = (amounts * others / np.maximum(amounts + others, 1))[present]
-        moved = inner.T @ inner + (between * weight[:, None]).T @ between
+        rows, _ = self.scatter_rows(x, labels, sign)
         return FrozenStatistics(
             counts,
             means,
-            self.scatter + sign * moved,
+            self.scatter + sign * (rows.T @ rows),
             self.moments + sign * (indicator @ h),
             self.gram + sign * (h.T @ h),
         )
+
+    def scatter_rows(self, features: Rows, labels: Labels, sign: int) -> tuple[Floats, Labels]:
+        """The rows whose outer products the scatter gains (1) or loses (-1) with these images, and their classes."""
+        x = np.asarray(features, np.float64)
+        group, amounts, _ = self._group_means(x, labels)
+        present = np.flatnonzero(amounts)
+        # Between the mean of these images and that of the other images of the class, before or after.
+        counts = self.counts + sign * amounts
+        others = self.counts if sign > 0 else counts
+        means = self.means
+        if sign < 0:
+            means = means - (group - means) * (amounts / np.maximum(counts, 1))[:, None]
+        weight = (amounts * others / np.maximum(amounts + others, 1))[present]
+        between = (group - means)[present] * np.sqrt(weight)[:, None]
+        return np.concatenate([x - group[labels], between]), np.concatenate([labels, present])
+
+    def _group_means(self, x: Floats, labels: Labels) -> tuple[Floats, NDArray[np.int64], Floats]:
+        """Of images that come or go: their mean per class (C, f), their number (C,), and the class of each (C, n)."""
+        amounts = np.bincount(labels, minlength=len(self.counts))
+        indicator = np.zeros((len(self.counts), len(x)))
+        indicator[labels, np.arange(len(x))] = 1.0
+        return (indicator @ x) / np.maximum(amounts, 1)[:, None], amounts, indicator
 
     @property
     def freedom(self) -> int:
@@ -211,14 +207,3 @@ def shrinkage(trace: float, square: float, dimensions: int, freedom: int) -> flo
         return 1.0
     d = dimensions
     return float(min(1.0, ((1 - 2 / d) * square + trace**2) / ((freedom + 1 - 2 / d) * spread)))
-
-
-def _triangle(matrix: Floats) -> Array:
-    return matrix[np.tril_indices(len(matrix))].astype(np.float32)
-
-
-def _symmetric(triangle: Array, size: int) -> Floats:
-    out = np.zeros((size, size))
-    out[np.tril_indices(size)] = triangle  # ValueError if the sizes do not fit
-    out += np.tril(out, -1).T
-    return out

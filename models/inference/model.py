@@ -1,65 +1,31 @@
-"""A learned model as plain arrays, without torch: all that a version stores and a server needs."""
+"""A learned model as plain arrays, without torch: all that a server needs, and all that a trainer builds on."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from models.errors import CorruptVersion
-from models.images import Preprocessing
 from models.inference.cascade import without_others
 from models.inference.evidence import Array, Evidence, Features, FrozenScores
-from models.inference.frozen import FrozenStatistics
+from models.inference.factors import TaskSums
+from models.inference.frozen import FrozenStatistics, Labels, Rows
 from models.inference.gaussians import Gaussians
 from models.inference.novelty import Novelty
 from models.inference.one_token import OneTokenNetworks, TaskArrays
 from models.inference.rules import Rule
+from models.inference.shared_adapters import Adapters, AdapterUpdate, SharedAdapters
 from models.inference.stacked import StackedScores
 from models.inference.task_networks import StackedNetworks
-from models.versions.backbone_spec import BackboneSpec
 from models.versions.edits import Aliases, label_of
-from models.versions.manifest import Manifest
-from models.versions.store import LoadedVersion
+from models.versions.manifest import FileEntry
 
-Tensors = dict[str, NDArray[Any]]
-
-
-@dataclass(frozen=True)
-class Adapters:
-    """A adapters of B bottleneck units over d dimensions (see models/network/adapted_blocks.py)."""
-
-    w1: Array  # (A, B, d)
-    b1: Array  # (A, B)
-    w2: Array  # (A, d, B)
-    b2: Array  # (A, d)
-
-
-@dataclass(frozen=True)
-class SharedAdapters:
-    """The adapters that every task is trained in, and the units that the tasks so far use."""
-
-    adapters: Adapters
-    used1: Array  # (A, B), cumulative mask of the bottleneck units, 0 or 1
-    used2: Array  # (A, d), cumulative mask of the outputs
-
-    @property
-    def bottleneck(self) -> int:
-        return int(self.adapters.w1.shape[1])
-
-    @property
-    def used_ratio(self) -> float:
-        """The share of used bottleneck units in the fullest adapter; at 1.0 a layer has no free unit."""
-        return float(self.used1.mean(axis=1).max())
-
-    @property
-    def capacity(self) -> dict[str, float]:
-        """Used units, for reports."""
-        return {"bottleneck": self.bottleneck, "used_mean": float(self.used1.mean()), "used_max": self.used_ratio}
+# Parts of a model, for importers.
+__all__ = ["Adapters", "Gaussians", "Head", "Model", "SharedAdapters", "StoredBase", "StoredTask", "TaskModel"]
 
 
 @dataclass(frozen=True)
@@ -73,6 +39,32 @@ class Head:
         return np.asarray(features, np.float64) @ self.weight.T.astype(np.float64) + self.bias
 
 
+@dataclass(frozen=True, eq=False)
+class StoredTask:
+    """A task's content as it was read. Versions that name the same content share it."""
+
+    entry: FileEntry
+    adapters: Adapters
+    norm_w: Array
+    norm_b: Array
+    gaussians: Gaussians
+    counts: NDArray[np.int64]  # (c,), its classes' rows of the frozen statistics
+    means: Array  # (c, f)
+    moments: Array  # (c, M)
+    sums: TaskSums | None
+    update: AdapterUpdate | None
+
+
+@dataclass(frozen=True, eq=False)
+class StoredBase:
+    """What the tasks of a folder of format 2 have in common: the sums that cannot be divided among them."""
+
+    entry: FileEntry
+    scatter: Array  # lower triangle
+    gram: Array  # lower triangle
+    shared: SharedAdapters
+
+
 @dataclass(frozen=True)
 class TaskModel:
     """One learned task."""
@@ -83,6 +75,9 @@ class TaskModel:
     norm_b: Array  # (A + 1, d)
     head: Head
     gaussians: Gaussians
+    sums: TaskSums | None = None  # its part of the frozen statistics; None in a model that only answers
+    update: AdapterUpdate | None = None  # of the shared adapters; None also for a task of a migrated folder
+    stored: StoredTask | None = None  # the content that it was read from; see models/inference/stored_model.py
 
     @property
     def network(self) -> TaskArrays:
@@ -108,6 +103,7 @@ class Model:
     rule: Rule
     novelty: Novelty
     aliases: Aliases = field(default_factory=dict)  # merged and retired classes
+    base: StoredBase | None = None  # of a migrated folder: what its tasks have in common
 
     @cached_property
     def classes(self) -> tuple[str, ...]:
@@ -170,63 +166,26 @@ class Model:
         tasks = tuple(replace(task, head=heads.get(k, task.head)) for k, task in enumerate(self.tasks))
         return replace(self, tasks=tasks)
 
-    def tensors(self) -> Tensors:
-        """Every array by a flat name, for safetensors."""
-        out = {**_flat("shared", self.shared.adapters), "shared.used1": self.shared.used1}
-        out["shared.used2"] = self.shared.used2
-        out |= {f"frozen.{name}": array for name, array in self.frozen.tensors().items()}
-        out |= _flat("novelty", self.novelty)
+    def with_images(self, features: Rows, expanded: Rows, labels: Labels) -> Model:
+        """Add images to the frozen statistics of their classes; every class of a new task needs one."""
+        added = len(self.classes) - len(self.frozen.counts)
+        frozen = self.frozen.with_images(features, expanded, labels, added)
+        rows = self.frozen.with_classes(added).scatter_rows(features, labels, 1)
+        return replace(self, frozen=frozen, tasks=self._changed_sums(*rows, expanded, labels, 1))
+
+    def without_images(self, features: Rows, expanded: Rows, labels: Labels) -> Model:
+        """Remove images from the frozen statistics of their classes."""
+        frozen = self.frozen.without_images(features, expanded, labels)
+        rows = self.frozen.scatter_rows(features, labels, -1)
+        return replace(self, frozen=frozen, tasks=self._changed_sums(*rows, expanded, labels, -1))
+
+    def _changed_sums(
+        self, rows: Rows, row_classes: Labels, expanded: Rows, labels: Labels, sign: int
+    ) -> tuple[TaskModel, ...]:
+        owner, tasks = self.task_of_class, []
         for k, task in enumerate(self.tasks):
-            out |= _flat(f"task.{k}", task.adapters) | _flat(f"task.{k}.head", task.head)
-            out |= _flat(f"task.{k}.gaussians", task.gaussians)
-            out |= {f"task.{k}.norm_w": task.norm_w, f"task.{k}.norm_b": task.norm_b}
-        return {name: np.ascontiguousarray(array) for name, array in out.items()}
-
-
-def read_model(loaded: LoadedVersion) -> tuple[Model, Preprocessing]:
-    """The model and the preprocessing of a verified version; CorruptVersion if its tensors and manifest do not fit."""
-    manifest = loaded.manifest
-    try:
-        preprocessing = BackboneSpec.from_dict(manifest.backbone).preprocessing
-        if preprocessing.sha256 != manifest.preprocessing_sha256:
-            raise ValueError("the preprocessing does not match its sha256")
-        return _read(loaded.tensors, manifest), preprocessing
-    except (KeyError, TypeError, ValueError) as error:
-        raise CorruptVersion(
-            f"version {manifest.version}: not in the format that this openworld reads ({error!r}); upgrade openworld"
-        ) from error
-
-
-def _read(tensors: Tensors, manifest: Manifest) -> Model:
-    """The inverse of `Model.tensors`."""
-    tasks = tuple(
-        TaskModel(
-            classes=tuple(names),
-            adapters=_part(Adapters, tensors, f"task.{k}"),
-            norm_w=tensors[f"task.{k}.norm_w"],
-            norm_b=tensors[f"task.{k}.norm_b"],
-            head=_part(Head, tensors, f"task.{k}.head"),
-            gaussians=_part(Gaussians, tensors, f"task.{k}.gaussians"),
-        )
-        for k, names in enumerate(manifest.tasks)
-    )
-    shared = SharedAdapters(_part(Adapters, tensors, "shared"), tensors["shared.used1"], tensors["shared.used2"])
-    named = {name.removeprefix("frozen."): array for name, array in tensors.items() if name.startswith("frozen.")}
-    frozen, novelty = FrozenStatistics.from_tensors(named), _part(Novelty, tensors, "novelty")
-    for task in tasks:
-        if len(task.head.bias) != len(task.classes) + 1 or len(task.gaussians.means) != len(task.classes):
-            raise ValueError(f"the tensors of the task {', '.join(task.classes)} have another number of classes")
-    if len(frozen.means) != len(manifest.classes):
-        raise ValueError("the frozen statistics have another number of classes than the tasks")
-    return Model(shared, tasks, frozen, Rule.from_dict(manifest.rule), novelty, manifest.aliases)
-
-
-T = TypeVar("T", Adapters, Head, Gaussians, Novelty)
-
-
-def _flat(prefix: str, part: Adapters | Head | Gaussians | Novelty) -> Tensors:
-    return {f"{prefix}.{entry.name}": getattr(part, entry.name) for entry in fields(part)}
-
-
-def _part(kind: type[T], tensors: Tensors, prefix: str) -> T:
-    return kind(**{entry.name: tensors[f"{prefix}.{entry.name}"] for entry in fields(kind)})
+            if task.sums is not None and (own := owner[labels] == k).any():
+                h = np.asarray(expanded[own], np.float64)
+                task = replace(task, sums=task.sums.changed(rows[owner[row_classes] == k], h, sign))
+            tasks.append(task)
+        return tuple(tasks)

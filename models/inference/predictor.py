@@ -13,10 +13,11 @@ from models.errors import ImageError
 from models.images import DEFAULT_LIMITS, ImageLimits, Preprocessing, load_pixels
 from models.inference.answer import Answer, answer
 from models.inference.evidence import Array
-from models.inference.model import Model, read_model
+from models.inference.model import Model
+from models.inference.model_cache import LoadedModel, ModelCache
 from models.inference.providers import Device
 from models.inference.runtime import CHUNK, Runtime, RuntimeCache
-from models.versions.store import LoadedVersion, VersionStore
+from models.versions.store import VersionStore
 
 
 class Scored(NamedTuple):
@@ -42,15 +43,15 @@ class Predictor:
     ) -> Predictor:
         """Load a version, by default the current one; raises NothingLearned or CorruptVersion."""
         store = VersionStore(root)
-        return cls.from_version(store.load(version), RuntimeCache(store, device, threads))
+        return cls.from_version(ModelCache(store).load(version), RuntimeCache(store, device, threads))
 
     @classmethod
     def from_version(
-        cls, loaded: LoadedVersion, runtimes: RuntimeCache, limits: ImageLimits = DEFAULT_LIMITS
+        cls, loaded: LoadedModel, runtimes: RuntimeCache, limits: ImageLimits = DEFAULT_LIMITS
     ) -> Predictor:
         """A version on the runtime that it shares with all versions of its backbone."""
-        model, preprocessing = read_model(loaded)
-        return cls(loaded.manifest.version, model, preprocessing, runtimes.get(loaded.manifest), limits)
+        runtime = runtimes.get(loaded.manifest)
+        return cls(loaded.manifest.version, loaded.model, loaded.preprocessing, runtime, limits)
 
     @property
     def reference_points(self) -> int:

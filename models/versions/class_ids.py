@@ -14,16 +14,16 @@ from models.errors import CorruptVersion
 from models.files import sha256_bytes
 from models.versions.edits import label_of
 from models.versions.manifest import Manifest
-from models.versions.store import LoadedVersion, VersionStore
+from models.versions.store import VersionStore
 
 
 def new_class_id(task_id: str, name: str) -> str:
     return f"{task_id}.{sha256_bytes(name.encode())[:8]}"
 
 
-def samples_by_name(loaded: LoadedVersion) -> dict[str, Any]:
+def samples_by_name(samples: Mapping[str, Any], manifest: Manifest) -> dict[str, Any]:
     """The samples of a version with the present names of its classes, sorted by name."""
-    return relabelled(loaded.samples, {id: name for name, id in loaded.manifest.id_of.items()})
+    return relabelled(samples, {id: name for name, id in manifest.id_of.items()})
 
 
 def relabelled(samples: Mapping[str, Any], labels: Mapping[str, str]) -> dict[str, Any]:

@@ -7,7 +7,6 @@ folder with a current version and without the file has format 1.
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import shutil
@@ -15,11 +14,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from models.errors import FormatError, StoreError
-from models.files import file_lock, fsync_folder, make_folder, remove, temporary_beside, write_durable
+from models.files import NO_LINKS, file_lock, fsync_folder, make_folder, remove, temporary_beside, write_durable
+from models.versions.format_2 import from_2_to_3
 
 log = logging.getLogger(__name__)
 
-FORMAT = 2
+FORMAT = 3
 MARKER = "FORMAT"
 # What versions of format 1 consist of. `CURRENT` is moved last: without a marker it tells that versions remain.
 FORMAT_1_FILES = (
@@ -53,7 +53,7 @@ def _from_1_to_2(root: Path) -> None:
 
 # From each format n < FORMAT to the function that turns a folder of format n into one of format n + 1. A migration may
 # be killed and run again: it must accept a folder that is migrated in part.
-MIGRATIONS: dict[int, Callable[[Path], None]] = {1: _from_1_to_2}
+MIGRATIONS: dict[int, Callable[[Path], None]] = {1: _from_1_to_2, 2: from_2_to_3}
 MOVED_TO_BACKUP = frozenset({1})  # formats whose migration moves the files to the place of the backup
 # Not in a backup: images never change, and the others have formats of their own.
 NOT_MIGRATED = frozenset({"images", "inbox", "redis", "work"})
@@ -105,12 +105,13 @@ def _back_up(root: Path, n: int) -> None:
     target = root / f"format-{n}"
     if target.exists():  # complete: an earlier attempt at the migration was killed after its backup
         return
+    paths = [p for p in root.iterdir() if not p.name.startswith((".", "format-")) and p.name not in NOT_MIGRATED]
+    if {path.name for path in paths} <= {MARKER}:
+        return
     temporary = temporary_beside(target)
     try:
         temporary.mkdir()
-        for path in root.iterdir():
-            if path.name.startswith((".", "format-")) or path.name in NOT_MIGRATED:
-                continue
+        for path in paths:
             if path.is_dir():
                 shutil.copytree(path, temporary / path.name, copy_function=_link)
             else:
@@ -127,7 +128,7 @@ def _link(source: str | Path, target: str | Path) -> None:
     try:
         os.link(source, target)
     except OSError as error:
-        if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.EMLINK, errno.ENOSYS):
+        if error.errno not in NO_LINKS:
             raise
         shutil.copy2(source, target)
 

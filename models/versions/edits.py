@@ -1,6 +1,6 @@
 """Edits of classes: rename, merge, retire and restore. Each edit publishes a version without training.
 
-An edit changes only the manifest: tensors and samples are the parent's, byte for byte. Merging and retiring add an
+An edit writes only a manifest, which names the contents of the parent. Merging and retiring add an
 alias, which restoring removes; training continues with the classes as they were learned, so every edit can be undone.
 """
 
@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal
 
-from models.errors import ClassConflict, UnknownClass
+from models.errors import ClassConflict, NothingLearned, UnknownClass
 from models.versions.manifest import Manifest
-from models.versions.store import Promoter, VersionStore
+from models.versions.promotions import Promoter
+from models.versions.store import VersionStore
 
 Kind = Literal["rename", "merge", "retire", "restore"]
 Aliases = Mapping[str, str | None]  # merged class -> the class that it is merged into; retired class -> None
@@ -49,9 +50,10 @@ class Edit:
 
 def publish_edit(store: VersionStore, edit: Edit, by: Promoter, editor: str) -> Manifest:
     """Publish the current version with the edit applied; StaleParent when another version was published first."""
-    loaded = store.load()
-    manifest = edited(loaded.manifest, edit)
-    return store.publish(manifest, loaded.tensors, loaded.samples, by=by, reason=f"{editor}: {edit.reason}")
+    parent = store.current_manifest()
+    if parent is None:
+        raise NothingLearned("there is no current version yet: submit a task first")
+    return store.publish_edit(edited(parent, edit), by, f"{editor}: {edit.reason}")
 
 
 def edited(parent: Manifest, edit: Edit) -> Manifest:
@@ -75,7 +77,6 @@ def edited(parent: Manifest, edit: Edit) -> Manifest:
         "metrics": {**parent.metrics, "advice": None, "images": 0, "images_per_class": {}, "edit": edit.reason},
         "created": datetime.now(UTC),
         "version": 0,
-        "files": {},
     }
     return parent.model_copy(update=changes)
 

@@ -1,7 +1,6 @@
-"""`manifest.json`: the description of a version, with the hash of each of its other files."""
+"""The manifest: the description of a version, with the hash of each of its contents."""
 
 import json
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Annotated, Any, Self
 
@@ -21,7 +20,7 @@ from models.files import sha256_bytes
 
 # A release that adds fields raises MINOR: older releases ignore them. One that changes the meaning of a field, or that
 # cannot be read without a new field, raises SCHEMA: older releases refuse it.
-SCHEMA, MINOR = 1, 0
+SCHEMA, MINOR = 2, 0
 
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 # A task's id is the name of a folder (`rejected/<task_id>`): no separators, no leading dot.
@@ -49,7 +48,7 @@ class FileEntry(BaseModel):
 
 
 class Manifest(BaseModel):
-    """A version. The store fills in `version` (0 before that) and `files`."""
+    """A version. The store fills in `version` (0 before that), and adds to `files` what it writes."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -73,7 +72,7 @@ class Manifest(BaseModel):
     settings: dict[str, Any]
     data_sha256: str
     created: AwareDatetime = Field(default_factory=lambda: datetime.now(UTC))
-    files: dict[str, FileEntry] = Field(default_factory=dict)
+    files: dict[str, FileEntry] = Field(default_factory=dict)  # contents by role: models/versions/contents.py
 
     @field_validator("created")
     @classmethod
@@ -102,16 +101,12 @@ class Manifest(BaseModel):
         """The classes that the version can answer and that a batch may extend: neither merged nor retired."""
         return [name for name in self.classes if name not in self.aliases]
 
-    def with_files(self, files: Mapping[str, bytes]) -> Self:
-        """This manifest with the hashes of these files."""
-        return self.model_copy(update={"files": {name: FileEntry.of(data) for name, data in files.items()}})
-
     def to_json(self) -> bytes:
         """Canonical JSON: equal manifests give equal bytes."""
         return canonical_json(self.model_dump(), what="the manifest")
 
     @classmethod
-    def from_json(cls, data: bytes, *, name: str = "manifest.json") -> Self:
+    def from_json(cls, data: bytes, *, name: str = "manifest") -> Self:
         """Read a manifest; `name` is the file's name in error messages."""
         document = parse_json(data, name=name)
         if not isinstance(document, dict):
@@ -157,7 +152,7 @@ def field_errors(error: ValidationError) -> str:
 def canonical_json(value: Any, *, what: str) -> bytes:
     """JSON with sorted keys and without NaN: equal documents give equal bytes."""
     try:
-        text = json.dumps(value, sort_keys=True, indent=1, allow_nan=False, ensure_ascii=False, default=_iso)
+        text = json.dumps(value, sort_keys=True, allow_nan=False, ensure_ascii=False, default=_iso)
         return (text + "\n").encode()
     except (TypeError, ValueError) as error:
         raise StoreError(f"{what} cannot be written as JSON: {error}") from error

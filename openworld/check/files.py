@@ -10,8 +10,10 @@ from pathlib import Path
 
 from models import files
 from models.errors import CorruptVersion, StoreError
-from models.versions.manifest import Manifest, parse_json
-from models.versions.store import MANIFEST, SAMPLES, VersionStore
+from models.versions.contents import FOLDERS, content_key
+from models.versions.manifest import Manifest
+from models.versions.reader import GRAPHS, REJECTED, VERSIONS, graph_key
+from models.versions.store import VersionStore
 from openworld.check.report import Finding, Report
 from openworld.check.versions import current_or_none
 from tasks.errors import UnknownTask
@@ -23,15 +25,15 @@ ORPHAN_SECONDS = 86400.0  # the images of a batch are stored before its task exi
 
 # What the programs keep in a data folder; a name that begins with a dot is a lock or a temporary file.
 KNOWN = re.compile(
-    r"FORMAT|ID|CURRENT|promotions\.jsonl|erasures\.jsonl|audit\.jsonl|keys\.json|backbone\.(json|safetensors)|versions"
-    r"|rejected|graphs|images|inbox|work|spool|redis|format-\d+|lost\+found|\..*"
+    r"FORMAT|ID|CURRENT|erasures\.jsonl|audit\.jsonl|keys\.json|backbone\.(json|safetensors)|versions"
+    r"|promotions|tasks|heads|samples|kept|rejected|graphs|images|inbox|work|spool|redis|format-\d+|lost\+found|\..*"
 )
 
 
 def check_files(root: Path, queue: TaskQueue | None, report: Report, *, hash_images: bool) -> Iterator[Finding]:
     yield from _check_temporaries(root)
     yield from _check_images(root, queue, report, hash_images)
-    yield from _check_graphs(root)
+    yield from _check_contents(root)
     yield from _check_checkpoints(root, queue)
     for path in sorted(root.iterdir()):
         if not KNOWN.fullmatch(path.name):
@@ -45,20 +47,6 @@ def _check_temporaries(root: Path) -> Iterator[Finding]:
         # Checkpoints are removed as a whole, and Redis has files of its own.
         if place.parts[0] not in ("work", "redis"):
             yield Finding("temporary_file", str(place), remedy)
-    folders = [path for place in ("versions", "rejected") for path in (root / place).glob(f".*{files.TEMPORARY}")]
-    if folders and _store_is_idle(root):
-        for path in folders:
-            if path.exists():
-                yield Finding("temporary_file", str(path.relative_to(root)), remedy)
-
-
-def _store_is_idle(root: Path) -> bool:
-    """Whether no process is writing versions."""
-    try:
-        with files.file_lock(root / ".lock", 0.0):
-            return True
-    except OSError:  # locked, or a folder that cannot be written
-        return False
 
 
 def _check_images(root: Path, queue: TaskQueue | None, report: Report, hash_images: bool) -> Iterator[Finding]:
@@ -78,7 +66,7 @@ def _check_images(root: Path, queue: TaskQueue | None, report: Report, hash_imag
     current = current_or_none(store)
     for n in store.versions():
         with suppress(CorruptVersion, OSError, ValueError):  # reported by the check of versions
-            samples = Samples.from_json(parse_json((store.folder(n) / SAMPLES).read_bytes(), name=SAMPLES))
+            samples = Samples.from_json(store.samples(n))
             named = named.union(samples.keys, *samples.seen.values())
             if n == current:
                 needed |= dict.fromkeys(samples.keys - needed.keys(), f"version {n}")
@@ -107,16 +95,23 @@ def _images_of_tasks(queue: TaskQueue | None) -> dict[str, tuple[bool, set[str]]
     return found
 
 
-def _check_graphs(root: Path) -> Iterator[Finding]:
-    """Without versions the graphs may be of a training that runs or will be resumed."""
-    named: set[str] = set()
-    manifests = [*(root / "versions").glob(f"[!.]*/{MANIFEST}"), *(root / "rejected").glob(f"[!.]*/{MANIFEST}")]
-    for path in manifests:
-        with suppress(CorruptVersion, OSError):
-            named |= set(Manifest.from_json(path.read_bytes()).graphs.values())
-    for path in (root / "graphs").glob("[!.]*") if named else ():
-        if path.stem not in named:
-            yield Finding("orphan_graph", f"graphs/{path.name}", "no version uses this graph: remove it")
+def _check_contents(root: Path) -> Iterator[Finding]:
+    """Contents and graphs that no manifest names. Without versions, graphs may be of a training that runs."""
+    store, named, graphs = VersionStore(root), set[str](), set[str]()
+    for place in (VERSIONS, REJECTED):
+        for found in store.storage.list(place):
+            with suppress(CorruptVersion, OSError):
+                manifest = Manifest.from_json(store.storage.get(found.key))
+                named |= {content_key(role, entry.sha256) for role, entry in manifest.files.items()}
+                graphs |= {graph_key(sha256) for sha256 in manifest.graphs.values()}
+    for found in store.storage.list(GRAPHS) if graphs else ():
+        if found.key not in graphs:
+            yield Finding("orphan_graph", found.key, "no version uses this graph: `openworld prune` removes it")
+    orphans = [found for place in FOLDERS for found in store.storage.list(place) if found.key not in named]
+    if orphans:
+        size = sum(found.size for found in orphans)
+        message = f"{len(orphans)} contents ({size} bytes) are in no version: `openworld prune` removes them"
+        yield Finding("orphan_contents", "contents", message, note=True)
 
 
 def _check_checkpoints(root: Path, queue: TaskQueue | None) -> Iterator[Finding]:

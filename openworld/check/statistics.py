@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from models.errors import CorruptVersion, StoreError
 from models.inference.frozen import FrozenStatistics
+from models.inference.model_cache import ModelCache
 from models.inference.predictor import Predictor
 from models.inference.runtime import CHUNK, RuntimeCache
 from models.versions.class_ids import samples_by_name
@@ -32,11 +33,12 @@ def check_statistics(root: Path, report: Report) -> Iterator[Finding]:
     try:
         if store.current() is None:
             return
-        loaded = store.load()
+        loaded = ModelCache(store).load()
         predictor = Predictor.from_version(loaded, RuntimeCache(store, "cpu"))
+        by_name = samples_by_name(store.samples(loaded.manifest.version), loaded.manifest)
     except CorruptVersion:
         return  # reported by the check of versions
-    samples, images, model = Samples.from_json(samples_by_name(loaded)), ImageStore(root), predictor.model
+    samples, images, model = Samples.from_json(by_name), ImageStore(root), predictor.model
     subject = f"version {loaded.manifest.version}"
     counts = dict(zip(model.classes, model.frozen.counts.tolist(), strict=True))
     for name, count in counts.items():

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 from models.errors import CorruptVersion
-from models.inference.model import read_model
+from models.inference.stored_model import read_model
 from models.versions.manifest import Manifest
-from models.versions.store import MANIFEST, VersionStore
+from models.versions.reader import REJECTED
+from models.versions.store import VersionStore
 from openworld.check.report import Finding, Report
 from tasks.errors import UnknownTask
 from tasks.queue import TaskQueue
@@ -25,12 +27,11 @@ def check_versions(root: Path, queue: TaskQueue | None, report: Report) -> Itera
             manifests[n] = loaded.manifest
             read_model(loaded)
         except CorruptVersion as error:
-            if store.folder(n).exists():  # an attempt that was not promoted may be removed by the next one
-                yield Finding("version_damaged", f"version {n}", f"{error}; copy its folder from a backup")
-            continue
-        extra = {path.name for path in store.folder(n).iterdir()} - {MANIFEST, *loaded.manifest.files}
-        for name in sorted(extra):
-            yield Finding("unknown_file", f"versions/{n:06d}/{name}", "no manifest names this file: remove it")
+            if store.manifest_path(n).exists():  # an attempt that was not promoted may be removed by the next one
+                yield Finding("version_damaged", f"version {n}", f"{error}; copy its files from a backup")
+    for path in sorted((root / "versions").glob("[!.]*")):
+        if not re.fullmatch(r"[0-9]{6,}\.json", path.name):
+            yield Finding("unknown_file", f"versions/{path.name}", "openworld does not use this file: remove it")
     yield from _check_log(store)
     yield from _check_lineage(manifests)
     yield from _check_promoted(store, manifests, queue)
@@ -63,12 +64,12 @@ def _check_log(store: VersionStore) -> Iterator[Finding]:
         )
     if not log or log[-1].version != current:
         last = f"version {log[-1].version}" if log else "nothing"
-        yield Finding("log_disagrees", "promotions.jsonl", f"CURRENT names version {current}, the log ends with {last}")
+        yield Finding("log_disagrees", "promotions", f"CURRENT names version {current}, the log ends with {last}")
     known: set[int | None] = {None}
     for line in log:
         if line.previous not in known:
             message = f"version {line.version} replaced version {line.previous}, whose promotion is not in the log"
-            yield Finding("log_gap", f"promotions.jsonl, version {line.version}", message)
+            yield Finding("log_gap", f"promotions, version {line.version}", message)
         known.add(line.version)
 
 
@@ -89,13 +90,15 @@ def _check_lineage(manifests: dict[int, Manifest]) -> Iterator[Finding]:
                 yield Finding("parent_not_earlier", f"version {step}", f"its parent is version {found.parent}")
                 break
             step = found.parent
+            if step is not None and step not in manifests:
+                yield Finding("parent_missing", f"version {n}", f"version {step}, which it was built on, is missing")
 
 
 def _check_promoted(store: VersionStore, manifests: dict[int, Manifest], queue: TaskQueue | None) -> Iterator[Finding]:
     """A version that was never current belongs to an attempt that was killed, and its task is tried again."""
     promoted = {line.version for line in store.log()}
     for n, manifest in manifests.items():
-        if n in promoted or not store.folder(n).exists():
+        if n in promoted or not store.manifest_path(n).exists():
             continue
         try:
             unfinished = queue is None or not queue.get(manifest.task_id).ended
@@ -106,13 +109,13 @@ def _check_promoted(store: VersionStore, manifests: dict[int, Manifest], queue: 
 
 
 def _check_rejected(store: VersionStore, report: Report) -> Iterator[Finding]:
-    folders = store.rejected()
-    report.checked["rejected"] = len(folders)
-    for folder in folders:
+    keys = [found.key for found in store.storage.list(REJECTED)]
+    report.checked["rejected"] = len(keys)
+    for key in keys:
         try:
-            manifest = Manifest.from_json((folder / MANIFEST).read_bytes(), name=MANIFEST)
-            for name, entry in manifest.files.items():
-                entry.check((folder / name).read_bytes(), name=name)
+            manifest = Manifest.from_json(store.storage.get(key), name=key)
+            for role, entry in manifest.files.items():
+                store.content(role, entry, key)
         except (CorruptVersion, OSError) as error:
-            if folder.exists():
-                yield Finding("rejected_damaged", f"rejected/{folder.name}", f"{error}: remove the folder")
+            if store.storage.find(key) is not None:
+                yield Finding("rejected_damaged", key, f"{error}: `openworld prune` removes it")

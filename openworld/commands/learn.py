@@ -77,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
         outcome = learn_batch(arguments.data, batch, settings, display)
         origins = {image.sha256: image.origin for image in batch.images}
     if arguments.json:
-        print(json.dumps(_result(outcome.state, outcome.manifest, outcome.folder), ensure_ascii=False))
+        print(json.dumps(_result(outcome.state, outcome.manifest, outcome.path), ensure_ascii=False))
     elif outcome.state == "already learned":
         current, n = store.current(), outcome.manifest.version
         hint = "" if current == n else f" (version {current} is current: openworld versions --activate {n})"
@@ -90,11 +90,11 @@ def run(arguments: argparse.Namespace) -> int:
     if outcome.state == "rejected" and outcome.verdict:
         print(f"rejected, version {store.current()} stays current:", file=sys.stderr)
         print(*(f"  - {reason}" for reason in outcome.verdict.reasons), sep="\n", file=sys.stderr)
-        print(f"the rejected version is kept in {outcome.folder}", file=sys.stderr)
+        print(f"the rejected version is kept in {outcome.path}", file=sys.stderr)
         return REJECTED
     return 0
 
 
-def _result(state: str, manifest: Manifest, folder: Path) -> dict[str, Any]:
+def _result(state: str, manifest: Manifest, path: Path) -> dict[str, Any]:
     document = manifest.model_dump(mode="json", exclude={"files", "schema_version"})
-    return {"state": state, "folder": str(folder), **document, "version": manifest.version or None}
+    return {"state": state, "manifest": str(path), **document, "version": manifest.version or None}

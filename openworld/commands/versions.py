@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from models.errors import CorruptVersion, OpenWorldError
 from models.versions.history import history, summary
 from models.versions.manifest import Manifest
-from models.versions.store import MANIFEST, VersionStore
+from models.versions.store import VersionStore
 from openworld import remote, tables
 from service.audit import AuditLog
 
@@ -97,12 +97,12 @@ def _summaries(found: Versions) -> Iterator[dict[str, Any]]:
 
 
 def _rejected(root: Path) -> Iterator[dict[str, Any]]:
-    for path in sorted((root / "rejected").glob(f"[!.]*/{MANIFEST}")):
+    for path in sorted((root / "rejected").glob("[!.]*.json")):
         try:
             manifest = Manifest.from_json(path.read_bytes(), name=str(path))
         except (CorruptVersion, OSError):
             continue  # a rejected version is kept for inspection only
-        yield {**summary(manifest), "reason": manifest.metrics.get("rejected", ""), "folder": str(path.parent)}
+        yield {**summary(manifest), "reason": manifest.metrics.get("rejected", ""), "manifest": str(path)}
 
 
 # Tables

@@ -24,11 +24,13 @@ from models.backoff import Backoff
 from models.errors import CorruptVersion, Damage
 from models.files import sha256_bytes
 from models.images import ImageLimits
+from models.inference.model_cache import ModelCache
 from models.inference.predictor import Predictor
 from models.inference.runtime import Runtime, RuntimeCache
 from models.versions.backbone_spec import recorded_backbone
 from models.versions.manifest import Manifest
-from models.versions.store import Promoter, VersionStore
+from models.versions.promotions import Promoter
+from models.versions.store import VersionStore
 from service.errors import NotFound, NotReady, VersionUnusable
 from service.inference.metrics import Metrics
 from service.inference.pinned_versions import PinnedVersions
@@ -65,6 +67,7 @@ class ActiveVersion:
         self._retry_at = 0.0  # by the monotonic clock; `failure.next_try` is for people
         self._started = False
         self._runtimes, self._limits, self._metrics = runtimes, limits, metrics
+        self._models = ModelCache(store)
         self._poll_seconds, self._max_batch = poll_seconds, max_batch
         self._warm: WeakSet[Runtime] = WeakSet()  # runtimes that have computed every batch size
         self._pinned = PinnedVersions(self._load_pinned)
@@ -225,7 +228,7 @@ class ActiveVersion:
         """The model of a version, warmed up, and its manifest. Call it in a thread."""
         started = time.monotonic()
         recorded = recorded_backbone(self.store.root)
-        loaded = self.store.load(number, expect_backbone=recorded.sha256 if recorded else None)
+        loaded = self._models.load(number, expect_backbone=recorded.sha256 if recorded else None)
         predictor = Predictor.from_version(loaded, self._runtimes, self._limits)
         self._warm_up(predictor)
         self._metrics.load_seconds.observe(time.monotonic() - started)

@@ -160,7 +160,7 @@ def _remains(references: ImageReferences) -> list[str]:
         remains.append(f"{named}, trained with it: {INFLUENCE}, the list of samples its hash")
     for task in references.rejected_by:
         remains.append(
-            f"rejected/{task}, trained with it: weights and statistics keep its influence; remove the folder"
+            f"rejected/{task}, trained with it: weights and statistics keep its influence; `openworld prune` removes it"
         )
     return remains
 

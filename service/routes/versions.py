@@ -7,12 +7,12 @@ from typing import Annotated, Any
 
 import numpy as np
 from fastapi import APIRouter, Path, Query, Request
-from safetensors import SafetensorError, safe_open
 
-from models.errors import CorruptVersion
 from models.inference.novelty import SUMMARIES
+from models.versions.contents import HEADS, decode_tensors
 from models.versions.history import history
-from models.versions.store import TENSORS, VersionStore
+from models.versions.manifest import Manifest
+from models.versions.store import VersionStore
 from service.container import ContainerDep
 from service.errors import NotFound
 from service.http.audit import audit_detail
@@ -20,7 +20,14 @@ from service.http.auth import AnyKey, OperateKey
 from service.http.problems import documented
 from service.inference.active_version import ActiveVersion
 from service.wire.advice import Advice
-from service.wire.versions import LoadProblem, PromotionEntry, TaskReport, VersionDetail, Versions, VersionSummary
+from service.wire.versions import (
+    LoadProblem,
+    PromotionEntry,
+    TaskReport,
+    VersionDetail,
+    Versions,
+    VersionSummary,
+)
 from tasks.images import ImageStore
 
 router = APIRouter(tags=["operators"])
@@ -86,7 +93,7 @@ def version_detail(store: VersionStore, number: int) -> VersionDetail:
     if number not in store.versions():
         raise NotFound(f"there is no version {number}: see GET /versions")
     manifest = store.manifest(number)
-    metrics, novelty = manifest.metrics, _novelty(store, number)
+    metrics, novelty = manifest.metrics, _novelty(store, manifest)
     return VersionDetail(
         version=number,
         parent=manifest.parent,
@@ -123,12 +130,8 @@ def _advice(advice: dict[str, Any] | None, images: ImageStore) -> Advice | None:
     return given.model_copy(update={"wrong_labels": [one for one in given.wrong_labels if one.image in images]})
 
 
-def _novelty(store: VersionStore, number: int) -> dict[str, list[float]]:
-    """Read small tensors of a large file. The file's hash is not checked: these numbers are only displayed."""
-    path = store.folder(number) / TENSORS
-    try:
-        with safe_open(path, framework="numpy") as tensors:
-            found = {name: tensors.get_tensor(f"novelty.{name}") for name in ("weights", "known", "simulated")}
-    except (OSError, SafetensorError) as error:
-        raise CorruptVersion(f"version {number}: {TENSORS} cannot be read: {error}", "missing") from error
+def _novelty(store: VersionStore, manifest: Manifest) -> dict[str, list[float]]:
+    what = f"version {manifest.version}"
+    tensors = decode_tensors(store.content(HEADS, manifest.files[HEADS], what), f"{what}: {HEADS}")
+    found = {name: tensors[f"novelty.{name}"] for name in ("weights", "known", "simulated")}
     return {name: array[np.isfinite(array)].tolist() for name, array in found.items()}

@@ -1,6 +1,6 @@
 """Retention of stored images: what refers to an image, and removing images one by one or by age.
 
-Images of a task are replayed to later tasks, so a version names those that it needs (`samples.json`). A version that
+Images of a task are replayed to later tasks, so a version names those that it needs (its samples). A version that
 has lost images keeps answering, and later tasks are learned with the rest (`Samples.without_missing`). Nothing is
 removed by age when it cannot be found out what is needed.
 """
@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from models.errors import CorruptVersion, StoreError
+from models.errors import CorruptVersion
 from models.versions.manifest import parse_json
-from models.versions.store import SAMPLES, VersionStore
+from models.versions.store import VersionStore
 from tasks.images.erasures import record_erasure
 from tasks.images.store import ImageStore, StoredImage
 
@@ -81,7 +81,7 @@ class Retention:
             tuple(replayed_by),
             tuple(held_out_by),
             tuple(learned_by),
-            tuple(folder.name for folder in self._store.rejected() if sha256.encode() in (_read(folder) or b"")),
+            self._rejected_with(sha256),
             in_current,
             tasks,
         )
@@ -116,44 +116,37 @@ class Retention:
         current = self._store.current()
         needed = {sha256 for images in tasks.values() for sha256 in images}
         if current is not None:
-            name, samples = f"version {current}: {SAMPLES}", self._read_samples(current)
-            if samples is None:
-                raise CorruptVersion(f"{name} is missing: nothing is removed", "missing")
-            self._store.manifest(current).files[SAMPLES].check(samples, name=name)
-            needed = needed.union(*_images_by_part(parse_json(samples, name=name)).values())
+            needed = needed.union(*_images_by_part(self._store.samples(current)).values())
         return needed
+
+    def _rejected_with(self, sha256: str) -> tuple[str, ...]:
+        """The tasks with a rejected result whose samples name the image; a damaged result is left out."""
+        found = []
+        for task, manifest in self._store.rejected().items():
+            with suppress(CorruptVersion):
+                if sha256.encode() in self._store.samples_text(manifest.version, manifest):
+                    found.append(task)
+        return tuple(found)
 
     def _parts_with(self, version: int, sha256: str) -> set[str]:
         """Return the parts of a version's samples that name the image: `memory`, `held_out`, `seen`."""
-        data = self._read_samples(version)
-        if data is None or sha256.encode() not in data:  # ten times as fast as parsing; true for most versions
-            return set()
         try:
-            by_part = _images_by_part(parse_json(data, name=f"version {version}: {SAMPLES}"))
-        except CorruptVersion:
-            return {"memory"}  # damaged, but it names the image: report a dependent rather than miss one
+            text = self._store.samples_text(version)
+            if sha256.encode() not in text:  # ten times as fast as parsing; true for most versions
+                return set()
+            by_part = _images_by_part(parse_json(text, name=f"version {version}: samples"))
+        except CorruptVersion as error:
+            # Damaged: report a dependent rather than miss one.
+            return set() if error.damage == "missing" else {"memory"}
         return {part for part, images in by_part.items() if sha256 in images} | {"seen"}
-
-    def _read_samples(self, version: int) -> bytes | None:
-        return _read(self._store.folder(version))
-
-
-def _read(folder: Path) -> bytes | None:
-    """The samples in the folder of a version, or of a rejected result."""
-    try:
-        return (folder / SAMPLES).read_bytes()
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise StoreError(f"{folder.name}/{SAMPLES} cannot be read ({error}): nothing is removed") from error
 
 
 def _images_by_part(samples: Any) -> dict[str, set[str]]:
-    """Return the images that `samples.json` needs. Its part `seen` needs none: it only remembers hashes."""
+    """Return the images that a version's samples need. Its part `seen` needs none: it only remembers hashes."""
     try:
         return {
             "memory": {key for keys in samples["memory"].values() for key in keys},
             "held_out": {row["key"] for row in samples["held_out"]},
         }
     except (KeyError, TypeError, AttributeError) as error:
-        raise CorruptVersion(f"{SAMPLES} is not what a trainer writes ({error!r})") from error
+        raise CorruptVersion(f"the samples are not what a trainer writes ({error!r})") from error

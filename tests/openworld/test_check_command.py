@@ -51,8 +51,8 @@ def codes(root: Path, queue: TaskQueue | None = None, *, quick: bool = False) ->
     return {finding.code for finding in check_folder(root, queue, quick=quick).problems}
 
 
-def current_version(root: Path) -> Path:
-    return VersionStore(root).folder(3)
+def content(root: Path, role: str) -> Path:
+    return VersionStore(root).content_path(3, role)
 
 
 def republish(root: Path, change: Callable[[dict[str, Any], Any], None]) -> None:
@@ -66,11 +66,11 @@ def republish(root: Path, change: Callable[[dict[str, Any], Any], None]) -> None
 
 
 def shift_mean(tensors: dict[str, Any], samples: Any) -> None:
-    tensors["frozen.means"] = tensors["frozen.means"] + np.float32(0.1)
+    tensors["task.1/frozen.means"] = tensors["task.1/frozen.means"] + np.float32(0.1)
 
 
 def shift_task_mean(tensors: dict[str, Any], samples: Any) -> None:
-    tensors["task.2.gaussians.means"] = tensors["task.2.gaussians.means"] + 0.1
+    tensors["task.2/gaussians.means"] = tensors["task.2/gaussians.means"] + 0.1
 
 
 def forget_one(tensors: dict[str, Any], samples: Any) -> None:
@@ -89,14 +89,11 @@ def memory_image(root: Path) -> Path:
 
 
 def drop_last_promotion(root: Path) -> None:
-    log = root / "promotions.jsonl"
-    log.write_bytes(b"".join(log.read_bytes().splitlines(keepends=True)[:-1]))
+    (root / "promotions" / "000000003.json").unlink()
 
 
 def drop_middle_promotion(root: Path) -> None:
-    log = root / "promotions.jsonl"
-    lines = log.read_bytes().splitlines(keepends=True)
-    log.write_bytes(lines[0] + lines[2])
+    (root / "promotions" / "000000002.json").unlink()
 
 
 def leave_temporary(root: Path) -> None:
@@ -118,8 +115,11 @@ def add(root: Path, place: str) -> None:
 
 
 DAMAGE: dict[str, tuple[str, Callable[[Path], object]]] = {
-    "a changed file": ("version_damaged", lambda root: flip_byte(current_version(root) / "model.safetensors")),
-    "an unknown file in a version": ("unknown_file", lambda root: add(root, "versions/000002/notes.txt")),
+    "changed heads": ("version_damaged", lambda root: flip_byte(content(root, "heads"))),
+    "a changed task": ("version_damaged", lambda root: flip_byte(content(root, "task.0"))),
+    "a missing task": ("version_damaged", lambda root: content(root, "task.1").unlink()),
+    "a missing parent": ("parent_missing", lambda root: (root / "versions" / "000002.json").unlink()),
+    "an unknown file among the versions": ("unknown_file", lambda root: add(root, "versions/notes.txt")),
     "CURRENT names no version": ("current_missing", lambda root: (root / "CURRENT").write_text("9\n")),
     "CURRENT is no number": ("current_damaged", lambda root: (root / "CURRENT").write_text("?")),
     "no CURRENT": ("no_current", lambda root: (root / "CURRENT").unlink()),
@@ -129,10 +129,9 @@ DAMAGE: dict[str, tuple[str, Callable[[Path], object]]] = {
     "a changed image": ("image_damaged", lambda root: flip_byte(first_image(root))),
     "a lost image of the memory": ("image_missing", lambda root: memory_image(root).unlink()),
     "a temporary file": ("temporary_file", leave_temporary),
-    "a temporary folder": ("temporary_file", lambda root: temporary_beside(current_version(root)).mkdir()),
     "an unused graph": ("orphan_graph", lambda root: add(root, f"graphs/{'0' * 64}.onnx")),
     "a checkpoint of a learned task": ("orphan_checkpoint", lambda root: add(root, "work/task-2/fingerprint")),
-    "a damaged rejected version": ("rejected_damaged", lambda root: add(root, "rejected/task-9/manifest.json")),
+    "a damaged rejected version": ("rejected_damaged", lambda root: add(root, "rejected/task-9.json")),
     "a wrong mean": ("statistics_disagree", lambda root: republish(root, shift_mean)),
     "a wrong mean of a task": ("statistics_disagree", lambda root: republish(root, shift_task_mean)),
     "a wrong count": ("count_disagrees", lambda root: republish(root, forget_one)),

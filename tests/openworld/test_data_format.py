@@ -9,6 +9,7 @@ from shutil import which
 import httpx2 as httpx
 import pytest
 
+from models.versions.data_format import FORMAT
 from tests.support.images import make_image, write_classes
 from tests.support.servers import address_of, known_image, learned_folder, novel_image, running_server, wait_until
 from tests.support.settings import clean_environment
@@ -43,7 +44,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("3\n", "error: the data folder data has format 3, newer than 2, the newest that this openworld supports"),
+        ("4\n", "error: the data folder data has format 4, newer than 3, the newest that this openworld supports"),
         ("soup", "FORMAT holds 'soup', not a format number: restore it from a backup"),
     ],
 )
@@ -63,11 +64,11 @@ def test_a_server_migrates_a_folder_of_format_1_and_starts_without_versions(tmp_
     data = learned_folder(tmp_path / "data")
     (data / "FORMAT").unlink()
     with running_server(data) as server:
-        assert (data / "FORMAT").read_text() == "2\n"
+        assert (data / "FORMAT").read_text() == f"{FORMAT}\n"
         assert server.get("/versions").json()["serving"] == 0
         assert server.post("/predict", content=known_image("class 0")).json()["predictions"][0]["novel"]
         assert "must be taught again" in server.log.read_text()
-    assert (data / "format-1" / "versions" / "000003" / "manifest.json").is_file()
+    assert (data / "format-1" / "versions" / "000003.json").is_file()
 
 
 def test_a_server_creates_a_missing_folder_with_its_first_write(tmp_path: Path) -> None:
@@ -77,7 +78,7 @@ def test_a_server_creates_a_missing_folder_with_its_first_write(tmp_path: Path) 
         assert not data.exists()
         assert server.post("/predict", content=novel_image(1)).status_code == 200
         wait_until((data / "inbox" / "inbox.sqlite3").exists)
-        assert (data / "FORMAT").read_text() == "2\n"
+        assert (data / "FORMAT").read_text() == f"{FORMAT}\n"
 
 
 # Root may write to any folder unless it gives up this capability.

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from models.versions.class_ids import samples_by_name
+from models.versions.manifest import Manifest
 from models.versions.store import VersionStore
 from tests.support.coloured_images import coloured_image, tree
 from tests.support.images import write_classes
+from tests.support.version_stores import seen_by_name
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.usefixtures("environment")
@@ -103,7 +104,7 @@ def test_more_images_of_a_known_class_make_a_version_without_a_new_head(
 
 def counts_of(data: Path, version: int) -> list[int]:
     """Number of images per class in the statistics."""
-    counts: list[int] = VersionStore(data).load(version).tensors["frozen.counts"].tolist()
+    counts: list[int] = VersionStore(data).load(version).tensors["task.0/frozen.counts"].tolist()
     return counts
 
 
@@ -116,7 +117,7 @@ def test_images_that_are_submitted_again_are_counted_once(
     assert code == 0, err
     assert counts_of(data, 1) == [6, 6]
     assert counts_of(data, 2) == [6, 7]
-    seen = samples_by_name(VersionStore(data).load(2))["seen"]
+    seen = seen_by_name(data, 2)
     assert {name: len(set(keys)) for name, keys in seen.items()} == {"green": 6, "red": 7}
     assert {name: len(keys) for name, keys in seen.items()} == {"green": 6, "red": 7}
 
@@ -136,7 +137,7 @@ def test_an_image_that_was_learned_under_another_label_loses_it(data: Path, tmp_
     more = write_classes(tmp_path / "more", {"green": [coloured_image("red", 0), coloured_image("green", 300)]})
     code, _, err = run("learn", more, "--data", data)
     assert code == 0, err
-    seen = samples_by_name(VersionStore(data).load())["seen"]
+    seen = seen_by_name(data)
     assert {name: len(keys) for name, keys in seen.items()} == {"green": 8, "red": 5}
 
 
@@ -155,9 +156,7 @@ def test_a_second_task_uses_the_given_rule(
 
 def test_two_runs_give_identical_files(first: Path, batches: SimpleNamespace, tmp_path: Path, run: Run) -> None:
     assert run("learn", batches.first, "--data", tmp_path)[0] == 0
-    for name in ("model.safetensors", "samples.json"):
-        place = Path("versions/000001") / name
-        assert (tmp_path / place).read_bytes() == (first / place).read_bytes()
+    assert VersionStore(tmp_path).load().manifest.files == VersionStore(first).manifest(1).files
 
 
 def test_a_rejected_version_is_kept_apart_and_the_exit_code_is_3(
@@ -173,7 +172,7 @@ def test_a_rejected_version_is_kept_apart_and_the_exit_code_is_3(
     assert store.versions() == [1]
     kept = re.search(r"kept in (.+)", err)
     assert kept
-    assert (Path(kept[1]) / "model.safetensors").is_file()
+    assert Manifest.from_json(Path(kept[1]).read_bytes()).metrics["rejected"]
     out = run("versions", "--data", data)[1]
     assert "rejected" in out
     assert "crimson, scarlet" in out

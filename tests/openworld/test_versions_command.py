@@ -64,11 +64,11 @@ def test_activating_a_missing_version_changes_nothing(
 
 
 def test_a_damaged_version_is_not_activated_and_a_damaged_CURRENT_is_repaired(two_versions: Path, run: Run) -> None:
-    (two_versions / "versions/000002/samples.json").write_text("{}")
+    VersionStore(two_versions).content_path(2, "samples").write_text("{}")
     (two_versions / "CURRENT").write_text("?")
     code, _, err = run("versions", "--data", two_versions, "--activate", "2")
     assert code == 2
-    assert "samples.json" in err
+    assert "samples" in err
     code, _, err = run("versions", "--data", two_versions)
     assert code == 2
     assert "openworld versions --activate N" in err
@@ -200,7 +200,7 @@ def test_a_version_of_a_service_is_activated(server: RunningServer, run: Run) ->
 
 def test_a_damaged_version_of_a_service_is_named(run: Run, tmp_path: Path) -> None:
     data = learned_folder(tmp_path / "robot")
-    (data / "versions" / "000003" / "model.safetensors").write_bytes(b"damaged")
+    VersionStore(data).content_path(3, "heads").write_bytes(b"damaged")
     with running_server(data, threads=1) as server:
         code, out, _ = run("versions", "--url", server.url)
         document = json.loads(run("versions", "--url", server.url, "--json")[1])

@@ -20,6 +20,7 @@ import httpx2 as httpx
 import numpy as np
 from PIL import Image
 
+from models.inference.stored_model import model_tensors
 from models.versions.store import VersionStore
 from tasks.images import ImageStore
 from tests.support.loop_programs import Program, start_program
@@ -65,7 +66,7 @@ def _learn_three_versions(folder: Path) -> None:
     learner = Learner(TokenCache(backbone, images.read, settings.seed), settings)
     for number, learned in enumerate(learn_tasks(learner, batches)):
         manifest = manifest_of(learned.model, backbone.spec, parent=number or None, graphs=graphs)
-        store.publish(manifest, learned.model.tensors(), learned.samples.to_json())
+        store.publish(manifest, model_tensors(learned.model), learned.samples.to_json())
 
 
 def learned_folder(root: Path, current: int = 3) -> Path:

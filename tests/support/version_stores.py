@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from models.versions.class_ids import samples_by_name
 from models.versions.manifest import Manifest
 from models.versions.store import VersionStore
 from tests.support.manifests import make_manifest
@@ -51,8 +52,16 @@ def start_trainer(root: Path, manifest: Manifest, die_at: str) -> subprocess.Pop
 
 def tree(root: Path) -> dict[str, bytes | None]:
     """The content of every file except locks; None for a folder."""
-    paths = (p for p in root.rglob("*") if p.name != ".lock")
+    paths = (p for p in root.rglob("*") if not p.name.endswith(".lock"))
     return {str(p.relative_to(root)): p.read_bytes() if p.is_file() else None for p in paths}
+
+
+def seen_by_name(root: Path, version: int | None = None) -> dict[str, list[str]]:
+    """The images that a version has learned, by the present names of their classes."""
+    store = VersionStore(root)
+    number = version or store.current() or 0
+    seen: dict[str, list[str]] = samples_by_name(store.samples(number), store.manifest(number))["seen"]
+    return seen
 
 
 def temporaries(root: Path) -> list[Path]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from models.versions.store import MANIFEST, SAMPLES, TENSORS, VersionStore
+from models.versions.store import VersionStore
 from tests.support.servers import RunningServer, known_image, learned_folder, running_server, wait_until
 
 
@@ -24,36 +23,45 @@ def server(data: Path) -> Iterator[RunningServer]:
         yield running
 
 
-def flip_byte(folder: Path) -> None:
-    file = folder / TENSORS
+def flip_byte(data: Path, version: int = 3, role: str = "heads") -> None:
+    file = VersionStore(data).content_path(version, role)
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
 
 
-def change_manifest(folder: Path, **fields: object) -> None:
-    file = folder / MANIFEST
+def change_manifest(data: Path, **fields: object) -> None:
+    file = VersionStore(data).manifest_path(3)
     file.write_text(json.dumps(json.loads(file.read_text()) | fields))
 
 
-def truncate(folder: Path) -> None:
-    file = folder / TENSORS
+def truncate(data: Path) -> None:
+    file = VersionStore(data).content_path(3, "task.2")
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
 
 
 DAMAGES: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "one flipped byte": (flip_byte, "changed", "does not match its sha256"),
-    "a missing file": (lambda folder: (folder / SAMPLES).unlink(), "missing", "cannot be read"),
-    "a missing folder": (shutil.rmtree, "missing", "cannot be read"),
+    "one flipped byte of the new task": (lambda data: flip_byte(data, role="task.2"), "changed", "does not match its"),
+    "a missing file": (
+        lambda data: VersionStore(data).content_path(3, "samples").unlink(),
+        "missing",
+        "cannot be read",
+    ),
+    "a missing manifest": (lambda data: VersionStore(data).manifest_path(3).unlink(), "missing", "cannot be read"),
     "another backbone": (
-        lambda folder: change_manifest(folder, backbone_sha256="a" * 64),
+        lambda data: change_manifest(data, backbone_sha256="a" * 64),
         "backbone",
         "made with the backbone",
     ),
-    "a newer schema": (lambda folder: change_manifest(folder, schema_version=99), "schema", "upgrade openworld"),
+    "a newer schema": (lambda data: change_manifest(data, schema_version=99), "schema", "upgrade openworld"),
     "half written": (truncate, "changed", "the manifest says"),
-    "a manifest that is no JSON": (lambda folder: (folder / MANIFEST).write_text("{"), "invalid", "not JSON"),
-    "a manifest without graphs": (lambda folder: change_manifest(folder, graphs={}), "invalid", "names no graph"),
+    "a manifest that is no JSON": (
+        lambda data: VersionStore(data).manifest_path(3).write_text("{"),
+        "invalid",
+        "not JSON",
+    ),
+    "a manifest without graphs": (lambda data: change_manifest(data, graphs={}), "invalid", "names no graph"),
 }
 
 
@@ -62,7 +70,7 @@ def test_the_previous_version_keeps_answering_and_the_reason_is_reported(
     server: RunningServer, data: Path, what: str
 ) -> None:
     damage, code, reason = DAMAGES[what]
-    damage(VersionStore(data).folder(3))
+    damage(data)
     (data / "CURRENT").write_text("3\n")  # promoted although its files are damaged
     wait_until(lambda: server.get("/versions").json()["problem"] is not None)
 
@@ -88,9 +96,9 @@ def test_the_previous_version_keeps_answering_and_the_reason_is_reported(
 
 
 def test_a_repaired_version_is_retried_and_served(server: RunningServer, data: Path) -> None:
-    file = VersionStore(data).folder(3) / TENSORS
+    file = VersionStore(data).content_path(3, "heads")
     whole = file.read_bytes()
-    flip_byte(file.parent)
+    flip_byte(data)
     (data / "CURRENT").write_text("3\n")
     wait_until(lambda: (server.get("/versions").json()["problem"] or {}).get("attempts", 0) >= 2)
     first, second, *_ = (line for line in server.log_lines() if "cannot be loaded" in line["message"])
@@ -102,7 +110,7 @@ def test_a_repaired_version_is_retried_and_served(server: RunningServer, data: P
 
 
 def test_a_damaged_version_cannot_be_activated(server: RunningServer, data: Path) -> None:
-    flip_byte(VersionStore(data).folder(1))
+    flip_byte(data, 1)
     refused = server.post("/versions/1/activate")
     assert (refused.status_code, refused.json()["code"]) == (409, "version_unusable")
     assert (data / "CURRENT").read_text() == "2\n"
@@ -124,7 +132,7 @@ def test_an_unreadable_current_file_is_reported_and_the_server_keeps_answering(
 
 def test_a_server_started_with_a_damaged_current_version_serves_the_one_before_it(tmp_path: Path) -> None:
     data = learned_folder(tmp_path / "robot")
-    flip_byte(VersionStore(data).folder(3))
+    flip_byte(data)
     with running_server(data) as server:
         found = server.get("/versions").json()
         assert (found["serving"], found["current"]) == (2, 3)
@@ -135,7 +143,7 @@ def test_a_server_started_with_a_damaged_current_version_serves_the_one_before_i
 def test_a_server_that_cannot_load_any_version_is_not_ready(tmp_path: Path) -> None:
     data = learned_folder(tmp_path / "robot")
     for version in (1, 2, 3):
-        flip_byte(VersionStore(data).folder(version))
+        flip_byte(data, version)
     with running_server(data) as server:
         for refused in (server.get("/readyz"), server.post("/predict", content=known_image("class 0"))):
             assert (refused.status_code, refused.json()["code"]) == (503, "not_ready")

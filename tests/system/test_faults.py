@@ -21,8 +21,8 @@ TRAINER_STEPS = [
     "task claimed",
     "mid-epoch",
     "back-updating",
-    "written",  # the version's folder
-    "renamed",
+    "written",  # the contents of the version
+    "numbered",  # its manifest
     "logged",
     "promoted",  # CURRENT is replaced
     "before the acknowledgement",
@@ -81,7 +81,7 @@ def test_restarts_of_a_trainer_whose_checkpoint_advances_do_not_use_up_the_attem
         assert running.task(id)["attempts"] == 1
 
 
-@pytest.mark.parametrize("step", ["task claimed", "mid-epoch", "renamed", "promoted", "before the acknowledgement"])
+@pytest.mark.parametrize("step", ["task claimed", "mid-epoch", "numbered", "promoted", "before the acknowledgement"])
 def test_a_redis_killed_during_training_loses_no_task(tmp_path: Path, step: str) -> None:
     with loop(tmp_path) as running:
         running.start("serve")

@@ -13,7 +13,7 @@ import pytest
 
 from models.files import sha256_bytes
 from models.versions.edits import Edit, publish_edit
-from models.versions.store import MANIFEST, TENSORS, VersionStore
+from models.versions.store import VersionStore
 from tests.support.servers import RunningServer, known_image, learned_folder, running_server, wait_until
 
 SLOW, ALSO_SLOW, DAMAGED = 1, 2, 3  # version 4 is active
@@ -28,7 +28,7 @@ class SlowGraph:
         store, sha256 = VersionStore(data), sha256_bytes(self._content)
         self._path = store.graph_path(sha256)
         os.mkfifo(self._path)
-        manifest = store.folder(version) / MANIFEST
+        manifest = store.manifest_path(version)
         content = json.loads(manifest.read_text())
         content["graphs"]["extra"] = sha256
         manifest.write_text(json.dumps(content))
@@ -47,7 +47,7 @@ class SlowGraph:
 
 
 def damage(data: Path, version: int) -> None:
-    file = VersionStore(data).folder(version) / TENSORS
+    file = VersionStore(data).content_path(version, "task.2")
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
     file.write_bytes(content)

@@ -21,6 +21,7 @@ from tests.support.batches import check_batch
 from tests.support.images import write_classes
 from tests.support.servers import learned_folder
 from tests.support.tiny_model import TinyImages, tiny_backbone, tiny_settings
+from tests.support.version_stores import seen_by_name
 from trainer import publish
 from trainer.data_folder import Turn, training_lock
 from trainer.learning.progress import Event
@@ -194,7 +195,11 @@ def test_edits_during_a_training_do_not_throw_it_away(data: Path, batch: Labelle
     # The same as without the edits, except for the manifest
     assert outcome.manifest.files == alone.manifest.files
     loaded = VersionStore(data).load()
-    assert set(samples_by_name(loaded)["memory"]) == {"apple", *(f"class {n}" for n in range(1, 5)), "plum"}
+    assert set(samples_by_name(loaded.samples, loaded.manifest)["memory"]) == {
+        "apple",
+        *(f"class {n}" for n in range(1, 5)),
+        "plum",
+    }
     assert loaded.manifest.class_ids == alone.manifest.class_ids
 
 
@@ -261,6 +266,6 @@ def test_renames_and_merges_apply_to_a_batch_that_was_submitted_before_them(data
     outcome = learn(data, check_batch(more), submitted_at=3)
     assert outcome.manifest.metrics["images_per_class"] == {"apple": 3, "class 2": 3, "class 3": 3}
     assert outcome.manifest.classes == ["apple", "class 1", "class 2", "class 3", "class 4"]
-    seen = samples_by_name(VersionStore(data).load())["seen"]
+    seen = seen_by_name(data)
     counts = {name: len(keys) for name, keys in seen.items()}
     assert counts == {"apple": 15, "class 1": 12, "class 2": 15, "class 3": 15, "class 4": 12}

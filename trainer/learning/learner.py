@@ -5,11 +5,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from models.inference.factors import TaskSums
 from models.inference.frozen import FrozenStatistics
 from models.inference.gaussians import Gaussians
-from models.inference.model import Adapters, Head, Model, TaskModel
+from models.inference.model import Head, Model, TaskModel
 from models.inference.novelty import Novelty
 from models.inference.rules import Rule
+from models.inference.shared_adapters import Adapters, AdapterUpdate, SharedAdapters
 from models.network.adapted_blocks import tensors_of
 from models.network.backbone import Backbone
 from models.versions.edits import label_of
@@ -171,14 +173,13 @@ class Learner:
         if not corrected:
             return model
         labels = np.array([model.classes.index(name) for name in corrected.values()])
-        return replace(model, frozen=model.frozen.without_images(*self.tokens.frozen(list(corrected)), labels))
+        return model.without_images(*self.tokens.frozen(list(corrected)), labels)
 
     def _with_frozen(self, model: Model, images: Images) -> Model:
         """Add all images of a batch, also those held out of the networks, to the frozen statistics."""
         column = {name: c for c, name in enumerate(model.classes)}
         labels = np.repeat([column[name] for name in images], [len(keys) for keys in images.values()])
-        added = len(model.classes) - len(model.frozen.counts)
-        return replace(model, frozen=model.frozen.with_images(*self.tokens.frozen(_keys(images)), labels, added))
+        return model.with_images(*self.tokens.frozen(_keys(images)), labels)
 
     def _new_task(
         self,
@@ -189,6 +190,8 @@ class Learner:
         progress: Progress,
     ) -> Model:
         """Train the network of the new classes and add the task with its statistics (Algorithm 1, last line)."""
+        # The first task's update holds everything: adapters without a task are not stored.
+        before = model.shared if model.tasks else SharedAdapters.empty(*model.shared.used2.shape)
         shared = grow_adapters(model.shared, self.settings)
         labels = np.repeat(np.arange(len(train)), [len(keys) for keys in train.values()])
         data = TaskData(_keys(train), labels.tolist(), len(train), replay)
@@ -204,6 +207,8 @@ class Learner:
             norm_b=tensors[5],
             head=trained.head,
             gaussians=Gaussians.fit(z, labels, data.classes),
+            sums=TaskSums.empty(self.backbone.spec.frozen.size, self.backbone.spec.frozen.expanded),
+            update=AdapterUpdate.between(before, trained.shared),
         )
         return replace(model, shared=trained.shared, tasks=(*model.tasks, task))
 

@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from models.inference.model import Adapters, Head, SharedAdapters
+from models.inference.model import Head
+from models.inference.shared_adapters import Adapters, SharedAdapters
 from models.network import hat
 from models.network.adapted_blocks import Masks, TaskTensors, apply_masks
 from models.network.backbone import Backbone

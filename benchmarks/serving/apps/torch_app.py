@@ -17,7 +17,7 @@ from fastapi import Body, FastAPI, Request
 from models.images import load_pixels
 from models.inference.answer import answer
 from models.inference.evidence import Features
-from models.inference.model import read_model
+from models.inference.stored_model import read_model
 from models.network.adapted_blocks import tensors_of
 from models.network.backbone import open_backbone
 from models.versions.store import VersionStore

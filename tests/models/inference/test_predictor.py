@@ -10,6 +10,7 @@ from models.inference.answer import Answer, answer
 from models.inference.model import Model
 from models.inference.predictor import Predictor
 from models.inference.runtime import CHUNK, ROLES
+from models.inference.stored_model import model_tensors
 from models.versions.store import VersionStore
 from tests.support.exported import (
     SCENE_TASKS,
@@ -29,7 +30,7 @@ def publish(root: Path, exported: Exported, model: Model, roles: Sequence[str] =
     store = VersionStore(root)
     graphs = {role: store.add_graph(exported.graphs[role]) for role in roles}
     manifest = manifest_of(model, exported.backbone.spec, parent=store.current(), graphs=graphs)
-    return store.publish(manifest, model.tensors(), {}).version
+    return store.publish(manifest, model_tensors(model), {}).version
 
 
 def test_a_data_folder_gives_the_answers_of_torch_and_one_error_per_bad_image(small: Exported, tmp_path: Path) -> None:

@@ -105,23 +105,23 @@ def test_an_older_folder_is_migrated_step_by_step(tmp_path: Path, monkeypatch: p
 
     publish(tmp_path)
     (tmp_path / "FORMAT").unlink()
-    monkeypatch.setattr(data_format, "FORMAT", 3)
-    migration(1)
-    migration(2)
-    with pytest.raises(FormatError, match=r"has format 1, this openworld reads format 3: .* to migrate it"):
+    monkeypatch.setattr(data_format, "FORMAT", 4)
+    for n in (1, 2, 3):
+        migration(n)
+    with pytest.raises(FormatError, match=r"has format 1, this openworld reads format 4: .* to migrate it"):
         check_format(tmp_path)
     open_data_folder(tmp_path)
-    assert steps == [(1, "none"), (2, "2\n")]
-    assert (tmp_path / "FORMAT").read_text() == "3\n"
+    assert steps == [(1, "none"), (2, "2\n"), (3, "3\n")]
+    assert (tmp_path / "FORMAT").read_text() == "4\n"
     open_data_folder(tmp_path)
-    assert len(steps) == 2
+    assert len(steps) == 3
 
 
 def test_a_folder_that_must_be_migrated_and_cannot_be_written_is_refused(
     read_only: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (read_only / "CURRENT").write_text("1\n")
-    with pytest.raises(StoreError, match=r"cannot be migrated from format 1 to 2: .*Read-only file system"):
+    with pytest.raises(StoreError, match=rf"cannot be migrated from format 1 to {FORMAT}: .*Read-only file system"):
         open_data_folder(read_only)
 
 
@@ -137,22 +137,21 @@ def test_a_migration_keeps_a_backup_of_what_it_changes(
 
     def migrate(root: Path) -> None:
         write_durable(root / "CURRENT", b"9\n")
-        (root / "versions" / "000001" / "samples.json").unlink()
+        (root / "versions" / "000001.json").unlink()
         if killed and not (root / "again").exists():
             (root / "again").touch()
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(data_format, "FORMAT", 3)
-    monkeypatch.setitem(data_format.MIGRATIONS, 2, migrate)
+    monkeypatch.setattr(data_format, "FORMAT", FORMAT + 1)
+    monkeypatch.setitem(data_format.MIGRATIONS, FORMAT, migrate)
     if killed:
         with pytest.raises(KeyboardInterrupt):
             open_data_folder(tmp_path)
-        publish_again = tmp_path / "versions" / "000001" / "samples.json"
-        publish_again.write_text("?")  # the second attempt must not replace the backup
+        (tmp_path / "versions" / "000001.json").write_text("?")  # the second attempt must not replace the backup
     open_data_folder(tmp_path)
-    assert (tmp_path / "FORMAT").read_text() == "3\n"
+    assert (tmp_path / "FORMAT").read_text() == f"{FORMAT + 1}\n"
     kept = {name: content for name, content in before.items() if not name.startswith(("images", "inbox"))}
-    assert tree(tmp_path / "format-2") == kept
+    assert tree(tmp_path / f"format-{FORMAT}") == kept
 
 
 # From format 1 to 2
@@ -161,9 +160,11 @@ def test_a_migration_keeps_a_backup_of_what_it_changes(
 @pytest.fixture
 def format_1(tmp_path: Path) -> Path:
     """A data folder of the first release: versions, a backbone, and what other programs keep there."""
-    publish(tmp_path)
     (tmp_path / "FORMAT").write_text("1\n")
-    for name in ("graphs/a.onnx", "rejected/t/manifest.json", "images/ab/abcd", "inbox/inbox.sqlite3", "backbone.json"):
+    for name in (
+        *("graphs/a.onnx", "rejected/t/manifest.json", "images/ab/abcd", "inbox/inbox.sqlite3", "backbone.json"),
+        *("versions/000001/manifest.json", "promotions.jsonl", "CURRENT"),
+    ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(name)
     return tmp_path

@@ -1,5 +1,6 @@
 """Concurrent and killed publishers: one version per task, nothing lost, nothing left behind."""
 
+import shutil
 import signal
 import threading
 
@@ -12,7 +13,7 @@ from models.versions.store import VersionStore
 from tests.support.manifests import make_manifest
 from tests.support.version_stores import SAMPLES, TENSORS, flip_byte, publish, start_trainer, temporaries, tree
 
-STEPS = ["started", "written", "renamed", "logged", "promoted"]
+STEPS = ["started", "written", "numbered", "logged", "promoted"]
 
 
 def test_a_stale_parent_is_refused_and_nothing_is_written(store: VersionStore) -> None:
@@ -104,7 +105,7 @@ def test_a_trainer_killed_at_any_step_publishes_its_task_exactly_once(
 
 
 def leave_unfinished(store: VersionStore, manifest: Manifest) -> None:
-    trainer = start_trainer(store.root, manifest, "renamed")
+    trainer = start_trainer(store.root, manifest, "numbered")
     trainer.communicate(timeout=60)
 
 
@@ -124,9 +125,9 @@ def test_the_folder_of_a_killed_edit_is_removed_by_the_next_version(store: Versi
     leave_unfinished(store, make_manifest("edit-1", 1))
     publish(store, "task-2", 1)
     assert store.versions() == [1, 3]
-    (store.root / "promotions.jsonl").unlink()  # nothing tells which versions were current: all are kept
+    shutil.rmtree(store.root / "promotions")  # nothing tells which versions were current: all are kept
     store.activate(1, "operator", "roll back")
-    (store.root / "promotions.jsonl").unlink()
+    shutil.rmtree(store.root / "promotions")
     publish(store, "task-3", 1)
     assert store.versions() == [1, 3, 4]
 
@@ -146,16 +147,17 @@ def test_the_folder_of_a_killed_attempt_is_promoted_only_if_its_content_is_the_s
 
 def test_a_damaged_folder_of_a_killed_attempt_is_written_again(store: VersionStore) -> None:
     leave_unfinished(store, make_manifest("killed"))
-    flip_byte(store.root / "versions/000001/model.safetensors")
+    flip_byte(store.content_path(1, "heads"))
     publish(store, "killed", None)
     assert store.load().tensors.keys() == TENSORS.keys()
     assert len(store.versions()) == 1
 
 
-def test_an_incomplete_folder_is_not_overwritten(store: VersionStore) -> None:
-    (store.root / "versions/000001").mkdir(parents=True)
+def test_a_damaged_manifest_is_not_overwritten(store: VersionStore) -> None:
+    store.manifest_path(1).parent.mkdir(parents=True)
+    store.manifest_path(1).write_text("{")
     assert publish(store, "task-1", None) == 2
-    with pytest.raises(CorruptVersion, match=r"version 1: manifest\.json cannot be read"):
+    with pytest.raises(CorruptVersion, match=r"version 1: manifest: not JSON"):
         store.load(1)
 
 

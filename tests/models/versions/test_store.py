@@ -16,7 +16,7 @@ from hypothesis.extra import numpy as hnp
 from models.errors import CorruptVersion, NothingLearned, StoreError
 from models.versions.store import VersionStore
 from tests.support.manifests import make_manifest
-from tests.support.version_stores import SAMPLES, TENSORS, flip_byte, publish, temporaries
+from tests.support.version_stores import SAMPLES, TENSORS, flip_byte, publish, temporaries, tree
 
 
 def test_a_published_version_is_current_and_loads_unchanged(store: VersionStore) -> None:
@@ -27,11 +27,13 @@ def test_a_published_version_is_current_and_loads_unchanged(store: VersionStore)
     assert loaded.manifest == published == store.manifest(1)
     assert loaded.samples == SAMPLES
     assert {k: v.tolist() for k, v in loaded.tensors.items()} == {k: v.tolist() for k, v in TENSORS.items()}
-    assert sorted(p.name for p in (store.root / "versions/000001").iterdir()) == [
-        "manifest.json",
-        "model.safetensors",
-        "samples.json",
-    ]
+    assert sorted(tree(store.root)) == sorted(
+        [
+            *("CURRENT", "FORMAT", "graphs", "heads", "promotions", "samples", "versions"),
+            *("versions/000001.json", "promotions/000000001.json", f"graphs/{graph}.onnx"),
+            *(str(store.content_path(1, role).relative_to(store.root)) for role in ("heads", "samples")),
+        ]
+    )
     assert not temporaries(store.root)
 
 
@@ -82,44 +84,46 @@ def test_a_version_is_readable_by_another_user(store: VersionStore) -> None:
         publish(store, "task-1", None)
     finally:
         os.umask(before)
-    assert (store.root / "versions/000001").stat().st_mode & 0o777 == 0o755
-    assert (store.root / "CURRENT").stat().st_mode & 0o777 == 0o644
+    assert (store.root / "versions").stat().st_mode & 0o777 == 0o755
+    for path in (store.root / "CURRENT", store.manifest_path(1), store.content_path(1, "heads")):
+        assert path.stat().st_mode & 0o777 == 0o644
 
 
 # Damage
 
 
-def edit_manifest(folder: Path, /, **changes: Any) -> None:
-    path = folder / "manifest.json"
+def edit_manifest(store: VersionStore, /, **changes: Any) -> None:
+    path = store.manifest_path(1)
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
-def half_written(version: Path) -> None:
-    (version / "manifest.json").unlink()
-    (version / "samples.json").unlink()
+def graph(store: VersionStore) -> Path:
+    return next((store.root / "graphs").iterdir())
 
 
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
-        (lambda v: flip_byte(v / "model.safetensors"), r"model\.safetensors does not match its sha256"),
-        (lambda v: flip_byte(v / "samples.json"), r"samples\.json does not match its sha256"),
-        (lambda v: (v / "model.safetensors").unlink(), r"model\.safetensors cannot be read: No such file"),
-        (lambda v: os.truncate(v / "model.safetensors", 5), r"model\.safetensors has 5 bytes"),
-        (lambda v: (v / "manifest.json").write_text("{"), r"manifest\.json: not JSON"),
-        (half_written, r"manifest\.json cannot be read: No such file"),
-        (lambda v: edit_manifest(v, schema_version=2), "upgrade openworld"),
-        (lambda v: edit_manifest(v, version=7), "says it is version 7"),
-        (lambda v: edit_manifest(v, files={}), r"manifest\.json lists \[\]"),
-        (lambda v: flip_byte(next((v.parents[1] / "graphs").iterdir())), r"graph trunk .* does not match its sha256"),
-        (lambda v: next((v.parents[1] / "graphs").iterdir()).unlink(), r"graph trunk .* cannot be read: No such file"),
+        (lambda s: flip_byte(s.content_path(1, "heads")), r"heads does not match its sha256"),
+        (lambda s: flip_byte(s.content_path(1, "samples")), r"samples does not match its sha256"),
+        (lambda s: flip_byte(s.content_path(1, "task.0")), r"task\.0 does not match its sha256"),
+        (lambda s: s.content_path(1, "task.0").unlink(), r"task\.0 cannot be read: No such file"),
+        (lambda s: os.truncate(s.content_path(1, "heads"), 5), r"heads has 5 bytes"),
+        (lambda s: s.manifest_path(1).write_text("{"), r"manifest: not JSON"),
+        (lambda s: s.manifest_path(1).unlink(), r"manifest cannot be read: No such file"),
+        (lambda s: edit_manifest(s, schema_version=3), "upgrade openworld"),
+        (lambda s: edit_manifest(s, version=7), "says it is version 7"),
+        (lambda s: edit_manifest(s, files={}), r"its manifest lists no heads and no samples"),
+        (lambda s: flip_byte(graph(s)), r"graph trunk .* does not match its sha256"),
+        (lambda s: graph(s).unlink(), r"graph trunk .* cannot be read: No such file"),
     ],
 )
 def test_a_damaged_version_is_refused_with_the_reason(
-    store: VersionStore, damage: Callable[[Path], None], reason: str
+    store: VersionStore, damage: Callable[[VersionStore], None], reason: str
 ) -> None:
-    publish(store, "task-1", None, graphs={"trunk": store.add_graph(b"a graph")})
-    damage(store.root / "versions/000001")
+    tensors = TENSORS | {"task.0/w": np.ones(20)}
+    store.publish(make_manifest(graphs={"trunk": store.add_graph(b"a graph")}), tensors, SAMPLES)
+    damage(store)
     with pytest.raises(CorruptVersion, match=f"version 1: .*{reason}"):
         store.load()
     log = store.log()

@@ -256,8 +256,7 @@ def test_the_active_version_exports_its_estimates_and_its_threshold(tmp_path: Pa
 
 def test_a_version_that_cannot_be_loaded_is_counted_by_its_damage(tmp_path: Path) -> None:
     data = learned_folder(tmp_path / "robot")
-    (tensors,) = (data / "versions" / "000001").glob("*.safetensors")
-    tensors.unlink()
+    VersionStore(data).content_path(1, "heads").unlink()
     with running_server(data, threads=1) as server:
         response = server.post("/predict", content=known_image("class 0"), params={"version": 1})
         assert (response.status_code, response.json()["code"]) == (409, "version_unusable")

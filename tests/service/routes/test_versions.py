@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from models.inference.model import read_model
 from models.inference.novelty import SUMMARIES
+from models.inference.stored_model import read_model
 from models.versions.edits import Edit, publish_edit
-from models.versions.store import TENSORS, VersionStore
+from models.versions.store import VersionStore
 from service.routes.versions import version_detail
 from tasks.images import ImageStore
 from tests.support.manifests import make_manifest
@@ -124,10 +124,11 @@ def test_a_version_made_by_an_edit_names_the_edit(tmp_path: Path) -> None:
 
 def test_a_version_without_tensors_is_unusable_and_the_server_keeps_running(tmp_path: Path) -> None:
     data = learned_folder(tmp_path / "robot")
+    store = VersionStore(data)
     with running_server(data, threads=1) as server:
-        (data / "versions" / "000002" / TENSORS).unlink()
+        store.content_path(2, "heads").unlink()
         gone = server.get("/versions/2")
         assert (gone.status_code, gone.json()["code"]) == (409, "version_unusable")
-        (data / "versions" / "000001" / TENSORS).write_bytes(b"not tensors")
+        store.content_path(1, "heads").write_bytes(b"not tensors")
         assert server.get("/versions/1").status_code == 409
         assert server.get("/versions/3").status_code == 200

@@ -141,9 +141,9 @@ def test_nothing_is_removed_when_the_queue_is_unreachable(folder: Folder) -> Non
 @pytest.mark.parametrize("damage", ["changed", "missing", "CURRENT"])
 def test_nothing_is_removed_when_the_current_version_is_damaged(folder: Folder, damage: str) -> None:
     folder.age(5, days=100)
-    samples = folder.store.folder(2) / "samples.json"
+    samples = folder.store.content_path(2, "samples")
     if damage == "changed":
-        samples.write_text(samples.read_text().replace(folder.shas[1], folder.shas[9]))
+        samples.write_bytes(folder.store.content_path(1, "samples").read_bytes())
     elif damage == "missing":
         samples.unlink()
     else:
@@ -153,7 +153,7 @@ def test_nothing_is_removed_when_the_current_version_is_damaged(folder: Folder, 
     assert folder.there == set(range(10))
 
 
-def test_a_damaged_version_that_names_an_image_counts_as_a_reference(folder: Folder) -> None:
-    samples = folder.store.folder(1) / "samples.json"
+def test_a_version_with_damaged_samples_counts_as_a_reference(folder: Folder) -> None:
+    samples = folder.store.content_path(1, "samples")
     samples.write_bytes(samples.read_bytes()[:-20])
     assert folder.retention().references(folder.shas[0]).replayed_by == (1,)

@@ -1,0 +1,219 @@
+"""Models as tensors of a version, and back.
+
+    task.<k>/...    what the task has learned, never changed: adapters, norms; its Gaussians and its part of the frozen
+                    statistics, changed only by further images of its classes; what it left in the shared adapters
+    head.<k>.*, novelty.*    of the version: back-updating changes every head, and calibration the novelty decision
+    base/...        of a migrated folder only: see models/versions/format_2.py
+
+The frozen statistics of all tasks are the sum of the parts, added up when a version is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import fields
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.errors import CorruptVersion
+from models.images import Preprocessing
+from models.inference.evidence import Floats
+from models.inference.factors import TaskSums, add_sums, symmetric
+from models.inference.frozen import FrozenStatistics
+from models.inference.gaussians import Gaussians
+from models.inference.model import Head, Model, StoredBase, StoredTask, TaskModel
+from models.inference.novelty import Novelty
+from models.inference.rules import Rule
+from models.inference.shared_adapters import Adapters, AdapterUpdate, SharedAdapters
+from models.versions.backbone_spec import BackboneSpec
+from models.versions.contents import BASE, HEADS, task_role
+from models.versions.manifest import FileEntry, Manifest
+from models.versions.reader import LoadedVersion
+
+Tensors = dict[str, NDArray[Any]]
+
+# Writing
+
+
+def model_tensors(model: Model) -> Tensors:
+    """Every array by a flat name, for `VersionStore.publish`."""
+    out = _version_tensors(model)
+    if model.base is not None:
+        out |= {"base/scatter": model.base.scatter, "base/gram": model.base.gram}
+        out |= _prefixed("base/shared.", model.base.shared.tensors())
+    for k in range(len(model.tasks)):
+        out |= _prefixed(f"{task_role(k)}/", _task_tensors(model, k))
+    return out
+
+
+def new_tensors(model: Model) -> tuple[Tensors, dict[str, FileEntry]]:
+    """The tensors that are not in the store yet, and the contents that are: tasks that did not change."""
+    out, stored = _version_tensors(model), dict[str, FileEntry]()
+    if model.base is not None:
+        stored[BASE] = model.base.entry
+    for k, task in enumerate(model.tasks):
+        if task.stored is not None and _unchanged(task, task.stored):
+            stored[task_role(k)] = task.stored.entry
+        else:
+            out |= _prefixed(f"{task_role(k)}/", _task_tensors(model, k))
+    return out, stored
+
+
+def _version_tensors(model: Model) -> Tensors:
+    out = _prefixed("novelty.", _flat(model.novelty))
+    for k, task in enumerate(model.tasks):
+        out |= _prefixed(f"head.{k}.", _flat(task.head))
+    return out
+
+
+def _task_tensors(model: Model, k: int) -> Tensors:
+    task, own = model.tasks[k], model.task_of_class == k
+    if task.sums is None:
+        raise ValueError(f"the model was read for answering only: task {k} has no sums to store")
+    out: Tensors = {**_flat(task.adapters), "norm_w": task.norm_w, "norm_b": task.norm_b}
+    out |= _prefixed("gaussians.", _flat(task.gaussians))
+    out |= {"frozen.counts": model.frozen.counts[own]}
+    out |= {f"frozen.{name}": getattr(model.frozen, name)[own].astype(np.float32) for name in ("means", "moments")}
+    out |= _prefixed("frozen.", task.sums.tensors())
+    return out | (_prefixed("shared.", task.update.tensors()) if task.update is not None else {})
+
+
+def _unchanged(task: TaskModel, stored: StoredTask) -> bool:
+    """By identity: what changes a task replaces the part that changes. The sums change with the class statistics."""
+    return all(
+        getattr(task, name) is getattr(stored, name)
+        for name in ("adapters", "norm_w", "norm_b", "gaussians", "sums", "update")
+    )
+
+
+# Reading
+
+
+def read_model(loaded: LoadedVersion) -> tuple[Model, Preprocessing]:
+    """The model and the preprocessing of a verified version, with all that a trainer needs.
+
+    CorruptVersion if its tensors and manifest do not fit. `ModelCache` reads models that only answer.
+    """
+    manifest = loaded.manifest
+    with readable(manifest):
+        base = read_base(manifest.files[BASE], loaded.contents[BASE]) if BASE in manifest.files else None
+        tasks = [
+            read_task(manifest.files[task_role(k)], loaded.contents[task_role(k)]) for k in range(len(manifest.tasks))
+        ]
+        spec = BackboneSpec.from_dict(manifest.backbone)
+        frozen = summed(tasks, [task.sums for task in tasks if task.sums], *base_matrices(base, spec))
+        shared = base.shared if base else None
+        for task in tasks:
+            if task.update is not None:
+                a, d = task.update.used2.shape
+                shared = task.update.applied(shared or SharedAdapters.empty(a, d))
+        if shared is None:
+            raise ValueError("no task holds the shared adapters")
+        model = assembled(manifest, loaded.contents[HEADS], tasks, frozen, shared, base)
+        return model, checked_preprocessing(manifest, spec)
+
+
+@contextmanager
+def readable(manifest: Manifest) -> Iterator[None]:
+    """CorruptVersion if the tensors of the version do not fit its manifest."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError) as error:
+        raise CorruptVersion(
+            f"version {manifest.version}: not in the format that this openworld reads ({error!r}); upgrade openworld"
+        ) from error
+
+
+def read_task(entry: FileEntry, tensors: Mapping[str, NDArray[Any]]) -> StoredTask:
+    frozen, shared = _below("frozen.", tensors), _below("shared.", tensors)
+    return StoredTask(
+        entry,
+        adapters=_part(Adapters, tensors),
+        norm_w=tensors["norm_w"],
+        norm_b=tensors["norm_b"],
+        gaussians=_part(Gaussians, _below("gaussians.", tensors)),
+        counts=frozen["counts"],
+        means=frozen["means"],
+        moments=frozen["moments"],
+        sums=read_sums(tensors),
+        update=AdapterUpdate.from_tensors(shared) if shared else None,
+    )
+
+
+def read_sums(tensors: Mapping[str, NDArray[Any]]) -> TaskSums:
+    """Only the sums of a task's content."""
+    return TaskSums.from_tensors(_below("frozen.", tensors))
+
+
+def read_base(entry: FileEntry, tensors: Mapping[str, NDArray[Any]]) -> StoredBase:
+    shared = SharedAdapters.from_tensors(_below("shared.", tensors))
+    return StoredBase(entry, tensors["scatter"], tensors["gram"], shared)
+
+
+def base_matrices(base: StoredBase | None, spec: BackboneSpec) -> tuple[Floats, Floats]:
+    """Scatter and Gram matrix before the parts of the tasks are added: (f, f), (M, M)."""
+    f, m = spec.frozen.size, spec.frozen.expanded
+    return (
+        (np.zeros((f, f)), np.zeros((m, m))) if base is None else (symmetric(base.scatter, f), symmetric(base.gram, m))
+    )
+
+
+def summed(tasks: Sequence[StoredTask], sums: Iterable[TaskSums], scatter: Floats, gram: Floats) -> FrozenStatistics:
+    """The frozen statistics of all tasks. Adds the sums to the two matrices in place."""
+    add_sums(sums, scatter, gram)
+    means = np.concatenate([np.zeros((0, len(scatter))), *(task.means for task in tasks)])
+    moments = np.concatenate([np.zeros((0, len(gram))), *(task.moments for task in tasks)])
+    counts = np.concatenate([np.zeros(0, np.int64), *(task.counts for task in tasks)])
+    return FrozenStatistics(counts, means, scatter, moments, gram)
+
+
+def assembled(
+    manifest: Manifest,
+    tensors: Mapping[str, NDArray[Any]],
+    stored: Sequence[StoredTask],
+    frozen: FrozenStatistics,
+    shared: SharedAdapters,
+    base: StoredBase | None,
+) -> Model:
+    """The model of a version from its parts; `tensors` are those of the version itself."""
+    if sum(role.startswith("task.") for role in manifest.files) != len(manifest.tasks):
+        raise ValueError("the manifest names contents of another number of tasks")
+    tasks = []
+    for k, (names, task) in enumerate(zip(manifest.tasks, stored, strict=True)):
+        head = _part(Head, _below(f"head.{k}.", tensors))
+        if not len(head.bias) - 1 == len(task.gaussians.means) == len(task.counts) == len(names):
+            raise ValueError(f"the tensors of the task {', '.join(names)} have another number of classes")
+        parts = (task.adapters, task.norm_w, task.norm_b, head, task.gaussians)
+        tasks.append(TaskModel(tuple(names), *parts, sums=task.sums, update=task.update, stored=task))
+    novelty = _part(Novelty, _below("novelty.", tensors))
+    return Model(shared, tuple(tasks), frozen, Rule.from_dict(manifest.rule), novelty, manifest.aliases, base)
+
+
+def checked_preprocessing(manifest: Manifest, spec: BackboneSpec) -> Preprocessing:
+    if spec.preprocessing.sha256 != manifest.preprocessing_sha256:
+        raise ValueError("the preprocessing does not match its sha256")
+    return spec.preprocessing
+
+
+# Names
+
+T = TypeVar("T", Adapters, Head, Gaussians, Novelty)
+
+
+def _flat(part: Adapters | Head | Gaussians | Novelty) -> Tensors:
+    return {entry.name: getattr(part, entry.name) for entry in fields(part)}
+
+
+def _part(kind: type[T], tensors: Mapping[str, NDArray[Any]]) -> T:
+    return kind(**{entry.name: tensors[entry.name] for entry in fields(kind)})
+
+
+def _prefixed(prefix: str, tensors: Mapping[str, NDArray[Any]]) -> Tensors:
+    return {f"{prefix}{name}": tensor for name, tensor in tensors.items()}
+
+
+def _below(prefix: str, tensors: Mapping[str, NDArray[Any]]) -> Tensors:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

@@ -1,0 +1,222 @@
+"""Reading versions: manifests, contents, the current version, the log of promotions. Needs no lock.
+
+Layout and promises: models/versions/store.py.
+"""
+
+import re
+from collections.abc import Collection
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from models.errors import CorruptVersion, NothingLearned
+from models.files import sha256_file
+from models.storage import LocalFiles
+from models.versions.contents import HEADS, SAMPLES, content_key, decode_tensors, flat, samples_text
+from models.versions.data_format import check_format
+from models.versions.manifest import FileEntry, Manifest, parse_json
+from models.versions.promotions import Promotion, PromotionLog, effective
+
+CURRENT, VERSIONS, REJECTED, GRAPHS = "CURRENT", "versions/", "rejected/", "graphs/"
+
+
+@dataclass(frozen=True)
+class LoadedVersion:
+    """A version whose files match the hashes in its manifest."""
+
+    manifest: Manifest
+    contents: dict[str, dict[str, NDArray[Any]]]  # tensors by role, without the contents that `load` was told to skip
+    samples: Any
+
+    @property
+    def tensors(self) -> dict[str, NDArray[Any]]:
+        """All tensors by flat names, as `VersionStore.publish` takes them."""
+        return flat(self.contents)
+
+
+class VersionReader:
+    """The versions of a data folder; write access to it is not needed."""
+
+    def __init__(self, root: Path) -> None:
+        check_format(root)
+        self.root, self.storage = root, LocalFiles(root)
+        self._log = PromotionLog(self.storage)
+
+    def current(self) -> int | None:
+        return version_number(self._current_bytes())
+
+    def versions(self) -> list[int]:
+        """The numbers of all versions, oldest first; a listed version may be damaged or never promoted."""
+        keys = (found.key for found in self.storage.list(VERSIONS))
+        return sorted(int(key[len(VERSIONS) : -5]) for key in keys if re.fullmatch(r"versions/[0-9]{6,}\.json", key))
+
+    def rejected(self) -> dict[str, Manifest]:
+        """The manifests of results that the gate rejected, by task; a damaged one is left out."""
+        found: dict[str, Manifest] = {}
+        for entry in self.storage.list(REJECTED):
+            with suppress(CorruptVersion):
+                manifest = Manifest.from_json(self._get(entry.key, entry.key), name=entry.key)
+                found[manifest.task_id] = manifest
+        return found
+
+    def next_version(self) -> int:
+        """A number that no version had before, including deleted ones."""
+        return max([0, *self.versions(), *(entry.version for entry in self._log.entries())]) + 1
+
+    def manifest(self, n: int) -> Manifest:
+        name = f"version {n}: manifest"
+        manifest = Manifest.from_json(self._get(manifest_key(n), name), name=name)
+        if manifest.version != n:
+            raise CorruptVersion(f"{name} says it is version {manifest.version}, not {n}")
+        return manifest
+
+    def current_manifest(self) -> Manifest | None:
+        """The manifest of the current version; None before the first one."""
+        current = self.current()
+        return None if current is None else self.manifest(current)
+
+    def load(
+        self, n: int | None = None, *, expect_backbone: str | None = None, skip: Collection[str] = ()
+    ) -> LoadedVersion:
+        """Load version `n`, by default the current one, and verify every hash.
+
+        `skip` are hashes of contents that the caller has verified and decoded before: they are not read.
+        """
+        n = self.current() if n is None else n
+        if n is None:
+            raise NothingLearned("there is no current version yet: submit a task first")
+        manifest = self.manifest(n)
+        if expect_backbone is not None and manifest.backbone_sha256 != expect_backbone:
+            raise CorruptVersion(
+                f"version {n}: made with the backbone {manifest.backbone_sha256}, but {expect_backbone} is in use",
+                "backbone",
+            )
+        if missing := {HEADS, SAMPLES} - manifest.files.keys():
+            raise CorruptVersion(f"version {n}: its manifest lists no {' and no '.join(sorted(missing))}")
+        self._verify_graphs(manifest, f"version {n}")
+        tensors = {
+            role: decode_tensors(self.content(role, entry, f"version {n}"), f"version {n}: {role}")
+            for role, entry in manifest.files.items()
+            if role != SAMPLES and entry.sha256 not in skip
+        }
+        return LoadedVersion(manifest, tensors, self.samples(n, manifest))
+
+    def content(self, role: str, entry: FileEntry, what: str) -> bytes:
+        """The verified bytes of a content; `what` it belongs to is named in error messages."""
+        data = self._get(content_key(role, entry.sha256), f"{what}: {role}")
+        entry.check(data, name=f"{what}: {role}")
+        return data
+
+    def samples(self, n: int, manifest: Manifest | None = None) -> Any:
+        """The verified samples of a version."""
+        return parse_json(self.samples_text(n, manifest), name=f"version {n}: {SAMPLES}")
+
+    def samples_text(self, n: int, manifest: Manifest | None = None) -> bytes:
+        """The verified samples of a version, as JSON."""
+        entry = (manifest or self.manifest(n)).files.get(SAMPLES)
+        if entry is None:
+            raise CorruptVersion(f"version {n}: its manifest lists no {SAMPLES}")
+        return samples_text(self.content(SAMPLES, entry, f"version {n}"), f"version {n}: {SAMPLES}")
+
+    def log(self) -> list[Promotion]:
+        """The promotions that took effect, oldest first."""
+        current = self._current_or_logged()
+        return effective(self._log.entries(), current)
+
+    def lineage(self, n: int | None = None) -> list[int]:
+        """Version `n`, by default the current one, its parent, and so on to the first version."""
+        found: list[int] = []
+        n = self._current_or_logged() if n is None else n
+        while n is not None and n not in found:
+            found.append(n)
+            manifest = self._manifest_or_none(n)
+            n = manifest.parent if manifest else self._logged_parent(n)
+        return found
+
+    def find_task(self, task_id: str, submission: str | None = None) -> int | None:
+        """The version that learned the task; such a task must not be learned again.
+
+        It is in the lineage, or was published for the given submission: a roll back between the promotion and the
+        worker's report must not publish the submission a second time.
+        """
+        found = next((n for n in self.lineage() if self._manifest_or_none(n, task_id)), None)
+        if found is not None or not submission:
+            return found
+        learned = {n: self._manifest_or_none(n, task_id) for n in sorted(self._promoted())}
+        return next((n for n, manifest in learned.items() if manifest and manifest.submission == submission), None)
+
+    def manifest_path(self, n: int) -> Path:
+        return self.storage.path(manifest_key(n))
+
+    def content_path(self, n: int, role: str) -> Path:
+        return self.storage.path(content_key(role, self.manifest(n).files[role].sha256))
+
+    def graph_path(self, sha256: str) -> Path:
+        return self.storage.path(graph_key(sha256))
+
+    # Details
+
+    def _current_bytes(self) -> bytes | None:
+        try:
+            return self.storage.get(CURRENT)
+        except FileNotFoundError:
+            return None
+
+    def _current_or_logged(self) -> int | None:
+        try:
+            return self.current()
+        except CorruptVersion:
+            logged = self._log.entries()
+            return logged[-1].version if logged else None
+
+    def _promoted(self) -> set[int]:
+        """Versions that were current at some time: those in the log and, in case it is lost, the current's parents."""
+        return {*self.lineage(), *(promotion.version for promotion in self.log())}
+
+    def _logged_parent(self, n: int) -> int | None:
+        """The parent of a damaged version: the version that it first replaced."""
+        return next((entry.previous for entry in self._log.entries() if entry.version == n), None)
+
+    def _manifest_or_none(self, n: int, task_id: str | None = None) -> Manifest | None:
+        try:
+            manifest = self.manifest(n)
+        except CorruptVersion:
+            return None
+        return manifest if task_id in (None, manifest.task_id) else None
+
+    def _get(self, key: str, name: str) -> bytes:
+        try:
+            return self.storage.get(key)
+        except OSError as error:
+            raise CorruptVersion(f"{name} cannot be read: {error.strerror}", "missing") from error
+
+    def _verify_graphs(self, manifest: Manifest, what: str) -> None:
+        for role, sha256 in manifest.graphs.items():
+            name = f"{what}: graph {role} ({sha256})"
+            try:
+                found = sha256_file(self.graph_path(sha256))
+            except OSError as error:
+                raise CorruptVersion(f"{name} cannot be read: {error.strerror}", "missing") from error
+            if found != sha256:
+                raise CorruptVersion(f"{name} does not match its sha256: its bytes were changed", "changed")
+
+
+def manifest_key(n: int) -> str:
+    return f"{VERSIONS}{n:06d}.json"
+
+
+def graph_key(sha256: str) -> str:
+    return f"{GRAPHS}{sha256}.onnx"
+
+
+def version_number(current: bytes | None) -> int | None:
+    """The content of `CURRENT` as a number."""
+    if current is None:
+        return None
+    text = current.decode("ascii", errors="replace").strip()
+    if not re.fullmatch(r"[0-9]{1,18}", text):
+        raise CorruptVersion(f"CURRENT: {text[:40]!r} is not a version number; repair: openworld versions --activate N")
+    return int(text)
