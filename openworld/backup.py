@@ -7,7 +7,7 @@
 **A backup is complete or absent, and its parts fit together.** The order of copying gives this without a pause of the
 service. The queue comes first: each of its tasks finds its images and versions, which are stored before and kept. Then
 `CURRENT` and the log of promotions, then the versions and their contents, which never change, then images and inbox.
-Erasures come last, and are applied to the copy.
+Erasures come last, and are applied to the copy. `openworld prune` waits meanwhile.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from pydantic import AwareDatetime, BaseModel, ValidationError
 from models import files
 from models.errors import OpenWorldError, StoreError
 from models.versions.data_format import FORMAT, check_format
+from models.versions.pruning import LOCK as PRUNE_LOCK
 from models.versions.store import VersionStore
 from service.inbox.snapshot import copy_database, novelty_sizes
 from tasks.images import ImageStore, erased_images, record_erasure
@@ -63,16 +64,17 @@ def create_backup(root: Path, target: Path, queue: TaskQueue | None) -> list[str
         hashes: dict[str, str] = {}
         if queue is not None:
             (temporary / QUEUE).write_text(json.dumps(queue.export(), ensure_ascii=False))
-        for path in _sources(root, VersionStore(root), data):
-            place = path.relative_to(root)
-            try:
-                hashes[f"{DATA}/{place}"] = digest = _copy(path, data / place)
-            except FileNotFoundError:
-                continue  # removed since it was listed: a killed attempt, or an erased image
-            if place.parts[0] == "images" and digest != path.name:
-                damaged.append(str(place))
-                (data / place).unlink()
-                del hashes[f"{DATA}/{place}"]
+        with files.file_lock(root / PRUNE_LOCK):
+            for path in _sources(root, VersionStore(root), data):
+                place = path.relative_to(root)
+                try:
+                    hashes[f"{DATA}/{place}"] = digest = _copy(path, data / place)
+                except FileNotFoundError:
+                    continue  # removed since it was listed: a killed attempt, or an erased image
+                if place.parts[0] == "images" and digest != path.name:
+                    damaged.append(str(place))
+                    (data / place).unlink()
+                    del hashes[f"{DATA}/{place}"]
         hashes |= _copy_inbox(root, data)
         if (root / ERASURES).exists():
             hashes[f"{DATA}/{ERASURES}"] = _copy(root / ERASURES, data / ERASURES)
@@ -154,7 +156,7 @@ def _sources(root: Path, store: VersionStore, data: Path) -> Iterator[Path]:
     for path in sorted(root.iterdir()):
         if path.is_file() and not path.name.startswith(".") and path.name not in OWN_WAY:
             yield path
-    for name in ("rejected", "tasks", "heads", "samples", "graphs", "images"):
+    for name in ("rejected", "kept", "tasks", "heads", "samples", "graphs", "images"):
         yield from _tree(root / name)
 
 

@@ -27,6 +27,7 @@ from openworld.commands import (
     keys,
     learn,
     predict,
+    prune,
     restore,
     serve,
     teach,
@@ -59,7 +60,7 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"openworld {version('openworld')}")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for command in (up, serve, train, learn, teach, predict, versions, keys, check, backup, restore, demo):
+    for command in (up, serve, train, learn, teach, predict, versions, keys, check, prune, backup, restore, demo):
         name = command.__name__.rpartition(".")[2]
         sub = commands.add_parser(
             name,

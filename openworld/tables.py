@@ -90,6 +90,10 @@ def count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
+def size(bytes: int) -> str:
+    return f"{bytes} bytes" if bytes < 1000 else f"{bytes / 1000:.1f} kB" if bytes < 1e6 else f"{bytes / 1e6:.1f} MB"
+
+
 def date(iso: str) -> str:
     return iso[:16].replace("T", " ")
 

@@ -39,6 +39,8 @@ def _check_outcomes(store: VersionStore, queue: TaskQueue, tasks: list[TaskSumma
             manifests[n] = store.manifest(n)
         except CorruptVersion:
             continue  # reported by the check of versions
+    # The parents of a version are never pruned: the check of versions reports those that are missing.
+    pruned = {line.version for line in store.log()} - set(store.versions())
     current, learned = current_or_none(store), dict[str, Manifest]()
     while current in manifests:
         manifest = manifests[current]
@@ -47,6 +49,8 @@ def _check_outcomes(store: VersionStore, queue: TaskQueue, tasks: list[TaskSumma
     for task in tasks:
         if task.state == "published":
             made = manifests.get(task.version or 0)
+            if made is None and task.version in pruned:
+                continue
             if made is None or made.task_id != task.id:
                 message = f"it is published as version {task.version}, which is not its version or is damaged"
                 yield Finding("version_missing", f"task {task.id}", message)

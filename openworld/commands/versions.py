@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from models.errors import CorruptVersion, OpenWorldError
 from models.versions.history import history, summary
 from models.versions.manifest import Manifest
+from models.versions.pruning import mark_kept, marked_versions, unmark_kept
 from models.versions.store import VersionStore
 from openworld import remote, tables
 from service.audit import AuditLog
@@ -24,6 +25,7 @@ examples:
   openworld versions                             of the service on this machine, or else of ./data
   openworld versions --data robot                of a data folder
   openworld versions --activate 3                roll back, or forward, to another version
+  openworld versions --data robot --keep 3       `openworld prune` keeps version 3 until --release 3
   openworld versions --json | jq '.versions[] | {version, accuracy}'
 
 The source is the service that --url or OPENWORLD_URL names; else the data folder that --data or OPENWORLD_DATA names;
@@ -39,17 +41,34 @@ COLUMNS = ["", "version ", "parent ", "created", "learned", "classes ", "accurac
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--activate", type=int, metavar="N", help="make version N current, then list")
+    parser.add_argument("--keep", type=int, metavar="N", help="of a data folder: `openworld prune` keeps version N")
+    parser.add_argument("--release", type=int, metavar="N", help="undo --keep N")
     remote.add_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    url = remote.find_service(arguments, read_only=arguments.activate is None)
+    marks = arguments.keep is not None or arguments.release is not None
+    if marks:
+        _mark(VersionStore(arguments.data), arguments.keep, arguments.release)
+    url = None if marks else remote.find_service(arguments, read_only=arguments.activate is None)
     document = _of_folder(arguments.data, arguments.activate) if url is None else _of_service(url, arguments.activate)
     if arguments.json:
         print(json.dumps(document, ensure_ascii=False))
     else:
         _show(document, arguments.data if url is None else None)
     return 0
+
+
+def _mark(store: VersionStore, keep: int | None, release: int | None) -> None:
+    for n in (keep, release):
+        if n is not None and n not in store.versions():
+            raise OpenWorldError(f"there is no version {n} in {store.root}: name its data folder with --data")
+    if keep is not None:
+        mark_kept(store, keep)
+        AuditLog(store.root).record_command("version.keep", str(keep))
+    if release is not None:
+        unmark_kept(store, release)
+        AuditLog(store.root).record_command("version.release", str(release))
 
 
 # Both sources give the same document; `active` is the version that a service answers with.
@@ -62,12 +81,14 @@ def _of_folder(root: Path, activate: int | None) -> dict[str, Any]:
             raise OpenWorldError(f"there is no version {activate} in {root}: see openworld versions --data {root}")
         store.activate(activate, "operator", "openworld versions --activate")
         AuditLog(root).record_command("version.activate", str(activate))
-    current = store.current()
+    current, marked = store.current(), marked_versions(store)
     return {
         "source": str(root),
         "current": current,
         "active": None,
-        "versions": list(history(store, current)),
+        "versions": [
+            entry | ({"kept": True} if entry["version"] in marked else {}) for entry in history(store, current)
+        ],
         "rejected": list(_rejected(root)),
     }
 
@@ -129,6 +150,7 @@ def _show(document: dict[str, Any], folder: Path | None) -> None:
 
 def _row(version: dict[str, Any], active: int | None) -> list[str]:
     mark = "active" if version["version"] == active else "current" if version["current"] else ""
+    mark = " ".join(filter(None, (mark, "kept" if version.get("kept") else "")))
     if "damaged" in version:
         return [mark, str(version["version"]), "", "", f"damaged: {version['damaged']}", *[""] * 4]
     added = set(version["added"])

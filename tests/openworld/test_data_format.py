@@ -19,6 +19,7 @@ COMMANDS = {
     "predict": ["predict", "image.png"],
     "versions": ["versions"],
     "versions --activate": ["versions", "--activate", "1"],
+    "prune": ["prune"],
     "serve": ["serve", "--port", "0"],
     "train": ["train", "--redis-url", "redis://127.0.0.1:1"],
     "up": ["up", "--port", "0"],

@@ -1,0 +1,136 @@
+"""Retention of versions: which are kept, and removing the others with the files that nothing names any more.
+
+Kept are the current version, the last `last` ones, those that an operator marked (`kept/000006`), and the parents of
+all these to the first version: any of them can become current again, and what it has learned must stay known.
+
+**Safe beside servers and trainers.** Writers of versions wait meanwhile, and whatever is younger than `YOUNG_SECONDS`
+stays: a server may have read a manifest and not its contents yet. A loaded version needs no files. Manifests are
+removed before their contents, so that a kill leaves files that nothing names, and never a manifest without its files.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from models import files
+from models.errors import CorruptVersion, StoreError
+from models.storage import Stored
+from models.versions.contents import FOLDERS, content_key
+from models.versions.manifest import Manifest
+from models.versions.reader import GRAPHS, REJECTED, VERSIONS, graph_key, manifest_key
+from models.versions.store import VersionStore
+
+YOUNG_SECONDS = 600.0
+KEPT_LAST = 20
+MARKS = "kept/"
+LOCK = ".prune.lock"  # also held by a backup, which must find the contents of the manifests that it has copied
+NOT_OURS = ("work", "redis")  # checkpoints are removed as a whole, and Redis has files of its own
+
+
+@dataclass
+class Pruned:
+    """What was removed, or would be."""
+
+    versions: list[int] = field(default_factory=list)
+    rejected: list[str] = field(default_factory=list)
+    contents: list[str] = field(default_factory=list)  # keys of contents and graphs
+    temporaries: list[str] = field(default_factory=list)
+    bytes: int = 0
+    note: str | None = None  # why contents were not looked at
+
+
+def mark_kept(store: VersionStore, n: int) -> None:
+    """Keep a version, and its parents, until `unmark_kept`."""
+    store.manifest(n)
+    try:
+        store.storage.put_if_absent(f"{MARKS}{n:06d}", b"")
+    except OSError as error:
+        raise StoreError(f"version {n} cannot be marked: {error}") from error
+
+
+def unmark_kept(store: VersionStore, n: int) -> None:
+    store.storage.delete([f"{MARKS}{n:06d}"])
+
+
+def marked_versions(store: VersionStore) -> set[int]:
+    names = (found.key.removeprefix(MARKS) for found in store.storage.list(MARKS))
+    return {int(name) for name in names if name.isdecimal()}
+
+
+def prune(store: VersionStore, last: int = KEPT_LAST, *, dry_run: bool = False) -> Pruned:
+    """Remove what is not kept. CorruptVersion, and nothing is removed, if it is not known what is current."""
+    try:
+        with files.file_lock(store.root / LOCK), store.locked():
+            return _prune(store, last, time.time() - YOUNG_SECONDS, dry_run)
+    except OSError as error:
+        raise StoreError(f"the data folder {store.root} cannot be pruned: {error}") from error
+
+
+def _prune(store: VersionStore, last: int, young: float, dry_run: bool) -> Pruned:
+    storage, out = store.storage, Pruned()
+    store.current()
+    manifests = {found.key: found for found in storage.list(VERSIONS)}
+    kept = _kept(store, last, {n for n in store.versions() if manifests[manifest_key(n)].time > young})
+    old = [manifests[manifest_key(n)] for n in store.versions() if n not in kept]
+    rejected = [found for found in storage.list(REJECTED) if found.time <= young]
+    out.versions = [n for n in store.versions() if n not in kept]
+    out.rejected = sorted(found.key.removeprefix(REJECTED).removesuffix(".json") for found in rejected)
+    removed = [*old, *rejected]
+    going = {found.key for found in removed}
+    try:
+        named = _named(store, [key for key in _manifest_keys(store) if key not in going])
+    except CorruptVersion as error:
+        out.note = f"no contents were removed, because it is not known which are needed: {error}"
+    else:
+        places = (*FOLDERS, GRAPHS) if kept else FOLDERS  # a first training stores graphs before it has a version
+        unnamed = [found for place in places for found in storage.list(place) if found.key not in named]
+        contents = [found for found in unnamed if found.time <= young]
+        out.contents = sorted(found.key for found in contents)
+        removed += contents
+    temporaries = [
+        path for path in files.abandoned(store.root) if path.relative_to(store.root).parts[0] not in NOT_OURS
+    ]
+    out.temporaries = sorted(str(path.relative_to(store.root)) for path in temporaries)
+    out.bytes = sum(found.size for found in removed) + sum(_sizes(temporaries))
+    if not dry_run:
+        _delete(store, removed, going)
+        for path in temporaries:
+            files.remove(path)
+        for n in marked_versions(store) - set(store.versions()):
+            unmark_kept(store, n)
+    return out
+
+
+def _kept(store: VersionStore, last: int, young: set[int]) -> set[int]:
+    tips = {*store.lineage()[:1], *store.versions()[-last:], *marked_versions(store), *young}
+    return {n for tip in tips for n in store.lineage(tip)}
+
+
+def _manifest_keys(store: VersionStore) -> Iterator[str]:
+    for place in (VERSIONS, REJECTED):
+        yield from (found.key for found in store.storage.list(place))
+
+
+def _named(store: VersionStore, keys: Iterable[str]) -> set[str]:
+    """The contents and graphs that these manifests name."""
+    out: set[str] = set()
+    for key in keys:
+        manifest = Manifest.from_json(store.storage.get(key), name=key)
+        out |= {content_key(role, entry.sha256) for role, entry in manifest.files.items()}
+        out |= {graph_key(sha256) for sha256 in manifest.graphs.values()}
+    return out
+
+
+def _delete(store: VersionStore, removed: list[Stored], manifests: set[str]) -> None:
+    store.storage.delete(found.key for found in removed if found.key in manifests)
+    store.storage.delete(found.key for found in removed if found.key not in manifests)
+
+
+def _sizes(paths: Iterable[Path]) -> Iterator[int]:
+    for path in paths:
+        with suppress(OSError):
+            yield path.stat().st_size
