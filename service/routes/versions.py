@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from pathlib import Path as FilePath
 from typing import Annotated, Any
 
 import numpy as np
+from cachetools import TTLCache, cached
 from fastapi import APIRouter, Path, Query, Request
 
 from models.inference.novelty import SUMMARIES
 from models.versions.contents import HEADS, decode_tensors
+from models.versions.disk_usage import disk_usage
 from models.versions.history import history
 from models.versions.manifest import Manifest
 from models.versions.store import VersionStore
@@ -21,6 +25,7 @@ from service.http.problems import documented
 from service.inference.active_version import ActiveVersion
 from service.wire.advice import Advice
 from service.wire.versions import (
+    DiskUsage,
     LoadProblem,
     PromotionEntry,
     TaskReport,
@@ -33,6 +38,7 @@ from tasks.images import ImageStore
 router = APIRouter(tags=["operators"])
 
 VersionPath = Annotated[int, Path(ge=1, le=10**12)]
+DISK_USAGE_SECONDS = 60.0  # measuring reads the size of every file
 
 
 @router.get("/versions", summary="All versions, and the active one", responses=documented(401))
@@ -69,7 +75,13 @@ def _versions(active: ActiveVersion) -> Versions:
         problem=failure,
         versions=[_summary(entry, serving, failure) for entry in history(store, serving)],
         history=[PromotionEntry(**line.model_dump()) for line in store.log()],
+        disk=DiskUsage(**_recent_disk_usage(store.root)),
     )
+
+
+@cached(TTLCache(4, DISK_USAGE_SECONDS), lock=threading.Lock())
+def _recent_disk_usage(root: FilePath) -> dict[str, int]:
+    return disk_usage(root)
 
 
 def _summary(entry: dict[str, Any], serving: int, failure: LoadProblem | None) -> VersionSummary:

@@ -58,6 +58,16 @@ class LoadProblem(BaseModel):
     next_try: datetime
 
 
+class DiskUsage(BaseModel):
+    """Bytes that the data folder holds; at most a minute old."""
+
+    versions: int = Field(description="manifests, heads, samples and the log of promotions")
+    tasks: int = Field(description="what the tasks have learned, each stored once")
+    graphs: int
+    images: int = Field(description="images of batches")
+    inbox: int
+
+
 class Versions(BaseModel):
     """All versions of the data folder, and the one that is active in this server."""
 
@@ -67,6 +77,7 @@ class Versions(BaseModel):
     problem: LoadProblem | None = Field(None, description="why the current version is not the active one")
     versions: list[VersionSummary]
     history: list[PromotionEntry]
+    disk: DiskUsage | None = Field(None, description="what the data folder holds")
 
 
 class TaskReport(BaseModel):

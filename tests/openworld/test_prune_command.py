@@ -54,6 +54,9 @@ def test_pruning_beside_a_running_server_leaves_a_sound_folder(run: Run, branche
         assert "2 versions: 2, 3" in out
         assert server.post("/predict", content=known_image("class 0")).json()["predictions"][0]["version"] == 4
         assert server.get("/versions/3").status_code == 404
+        disk = server.get("/versions").json()["disk"]
+        assert disk["tasks"] == sum(path.stat().st_size for path in (branched / "tasks").iterdir())
+        assert disk["images"] > 0
         assert run("versions", "--url", server.url, "--activate", "1")[0] == 0
     report = check_folder(branched, None)
     assert report.ok, report.problems

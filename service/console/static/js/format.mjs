@@ -27,6 +27,11 @@ export function short(value) {
   return fixed(value, size >= 100 ? 0 : size >= 10 ? 1 : size >= 1 ? 2 : 3);
 }
 
+export function bytes(count) {
+  const [unit, size] = [["GB", 1e9], ["MB", 1e6], ["kB", 1e3]].find(([, one]) => count >= one) ?? ["bytes", 1];
+  return `${size === 1 ? count : short(count / size)}\u00a0${unit}`;
+}
+
 export const plural = (count, one, many = `${one}s`) => `${count.toLocaleString("en")} ${count === 1 ? one : many}`;
 
 export function duration(seconds) {

@@ -5,7 +5,7 @@ import { adviceBox } from "../../components/advice.mjs";
 import { confirmDialog, emptyState, problemBox, showError, toast } from "../../components/notices.mjs";
 import { estimate, factList, gateTable } from "../../components/tables.mjs";
 import { button, h, render } from "../../dom.mjs";
-import { dateTime, duration, fixed, joinNames, percent, timeAgo } from "../../format.mjs";
+import { bytes, dateTime, duration, fixed, joinNames, percent, timeAgo } from "../../format.mjs";
 import { taskFeed } from "../../task_feed.mjs";
 import { classTable } from "./class_table.mjs";
 import { thresholdExplorer } from "./threshold.mjs";
@@ -40,6 +40,7 @@ export async function show(body, { signal, rest }) {
       h("div", { class: "columns" }, h("section", {}, h("h2", {}, "Lineage"), list), detail),
       charts,
       classes,
+      data.disk && h("p", { class: "muted", id: "disk" }, diskUsage(data.disk)),
     );
     drawList();
     render(classes, classTable((await get("classes", { signal })).classes, load));
@@ -110,6 +111,12 @@ function lineageOf({ versions, serving }) {
     lineage.unshift(one);
   return lineage;
 }
+
+/** What the data folder holds, in one line. */
+const diskUsage = (disk) =>
+  `On disk: ${Object.entries(disk)
+    .map(([kind, size]) => `${kind} ${bytes(size)}`)
+    .join(", ")}.`;
 
 const loadProblem = ({ problem, serving }) =>
   h(
