@@ -1,7 +1,7 @@
 """Backups of a data folder and its queue, made while the service runs, and their restoration.
 
     <backup>/backup.json   written last: release, time, and the hash of every other file
-    <backup>/data/         the data folder, without checkpoints, spooled uploads and locks
+    <backup>/data/         the data folder, without checkpoints, cached features, spooled uploads and locks
     <backup>/queue.json    the tasks, if there is a queue
 
 **A backup is complete or absent, and its parts fit together.** The order of copying gives this without a pause of the

@@ -43,7 +43,7 @@ from service.task_events import TaskEvents
 from service.threads import BoundedThreads
 from tasks.batch import BatchLimits
 from tasks.errors import QueueUnavailable
-from tasks.images import ErasureFollower, ImageStore, erased_at
+from tasks.images import ErasureFollower, ImageStore, erase_cached, erased_at, erased_images
 from tasks.queue import TaskQueue, announce, connect, key_prefix, listen
 
 log = logging.getLogger(__name__)
@@ -321,7 +321,10 @@ def _queue_is_busy() -> QueueUnavailable:
 
 
 def _clean_up(data: Path) -> None:
-    """Remove what killed processes have left: temporary files of uploads, and images whose erasure was interrupted."""
+    """Remove what killed processes have left: temporary files of uploads, and images whose erasure was interrupted.
+
+    Their features, too.
+    """
     for path in files.abandoned(data / "images"):
         with suppress(OSError):
             path.unlink()
@@ -329,6 +332,7 @@ def _clean_up(data: Path) -> None:
     found = [(images.find(sha256), time) for sha256, time in erased_at(data).items()]
     with suppress(StoreError):
         images.erase(image for image, time in found if image and image.time < time)
+        erase_cached(data, [sha256 for sha256 in erased_images(data) if sha256 not in images])
 
 
 async def get_container(request: Request) -> Container:

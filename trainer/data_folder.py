@@ -12,12 +12,12 @@ from pathlib import Path
 from models import files
 from models.errors import StoreError
 from models.versions.data_format import open_data_folder
-from tasks.images import ImageStore
+from tasks.images import ImageStore, erase_cached
 
 # What a training creates in a data folder. Other programs keep files of their own there.
 TRAINING_FILES = (
     *("backbone.json", "backbone.safetensors", "images", "graphs", "work/*"),
-    *("versions", "rejected", "tasks", "heads", "samples", "promotions", "FORMAT"),
+    *("versions", "rejected", "tasks", "heads", "samples", "promotions", "FORMAT", "cache"),
 )
 
 
@@ -118,6 +118,8 @@ class Rollback:
         for sha256 in self._added:
             with suppress(StoreError):
                 self._images.remove(sha256)
+        with suppress(StoreError):
+            erase_cached(self._root, self._added)
         for path in set() if self._in_use else self._files() - self._before:
             with suppress(OSError):
                 files.remove(path)

@@ -17,7 +17,7 @@ from models.versions.store import VersionStore
 from openworld.check.report import Finding, Report
 from openworld.check.versions import current_or_none
 from tasks.errors import UnknownTask
-from tasks.images import ImageStore, erased_images
+from tasks.images import ImageStore, cache_files, erased_images
 from tasks.queue import ENDED, TaskQueue
 from trainer.learning.memory import Samples
 
@@ -26,7 +26,7 @@ ORPHAN_SECONDS = 86400.0  # the images of a batch are stored before its task exi
 # What the programs keep in a data folder; a name that begins with a dot is a lock or a temporary file.
 KNOWN = re.compile(
     r"FORMAT|ID|CURRENT|erasures\.jsonl|audit\.jsonl|keys\.json|backbone\.(json|safetensors)|versions"
-    r"|promotions|tasks|heads|samples|kept|rejected|graphs|images|inbox|work|spool|redis|format-\d+|lost\+found|\..*"
+    r"|promotions|tasks|heads|samples|kept|rejected|graphs|images|cache|inbox|work|spool|redis|format-\d+|lost\+found|\..*"
 )
 
 
@@ -34,6 +34,7 @@ def check_files(root: Path, queue: TaskQueue | None, report: Report, *, hash_ima
     yield from _check_temporaries(root)
     yield from _check_images(root, queue, report, hash_images)
     yield from _check_contents(root)
+    yield from _check_cache(root)
     yield from _check_checkpoints(root, queue)
     for path in sorted(root.iterdir()):
         if not KNOWN.fullmatch(path.name):
@@ -112,6 +113,15 @@ def _check_contents(root: Path) -> Iterator[Finding]:
         size = sum(found.size for found in orphans)
         message = f"{len(orphans)} contents ({size} bytes) are in no version: `openworld prune` removes them"
         yield Finding("orphan_contents", "contents", message, note=True)
+
+
+def _check_cache(root: Path) -> Iterator[Finding]:
+    """The features of an erased image must be erased too. Damaged entries are computed again."""
+    images = ImageStore(root)
+    for file in cache_files(root):
+        if file.sha256 not in images and file.path.exists():
+            place, message = str(file.path.relative_to(root)), "the image is not stored any more: remove the file"
+            yield Finding("orphan_features", place, message)
 
 
 def _check_checkpoints(root: Path, queue: TaskQueue | None) -> Iterator[Finding]:

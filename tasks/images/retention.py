@@ -17,6 +17,7 @@ from models.errors import CorruptVersion
 from models.versions.manifest import parse_json
 from models.versions.store import VersionStore
 from tasks.images.erasures import record_erasure
+from tasks.images.feature_cache import erase_cached
 from tasks.images.store import ImageStore, StoredImage
 
 UnfinishedImages = Callable[[], Mapping[str, Collection[str]]]  # id of an unfinished task -> keys of its images
@@ -103,11 +104,15 @@ class Retention:
     def remove(self, sha256: str, by: str) -> list[StoredImage]:
         """Remove an image whatever refers to it. Returns it, or nothing when it was not stored."""
         image = self._images.find(sha256)
-        return self._erase([image] if image else [], by)
+        erased = self._erase([image] if image else [], by)
+        erase_cached(self._store.root, [sha256])  # also if an earlier erasure was interrupted before this step
+        return erased
 
     def _erase(self, images: Collection[StoredImage], by: str) -> list[StoredImage]:
         record_erasure(self._store.root, [image.sha256 for image in images], by)
-        return self._images.erase(images)
+        erased = self._images.erase(images)
+        erase_cached(self._store.root, [image.sha256 for image in erased])
+        return erased
 
     def _needed_now(self) -> set[str]:
         # Read the tasks before the current version: a task that is published in between is then in at least one of

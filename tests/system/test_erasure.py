@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import httpx2 as httpx
+import numpy as np
 import pytest
 
 from models.files import sha256_bytes
@@ -26,7 +27,7 @@ from service.inference.recorder import Recorder
 from service.routes.novelties import report
 from service.settings import ServiceSettings
 from service.wire.novelties import ReportedPredictions
-from tasks.images import ImageStore, record_erasure
+from tasks.images import FeatureCache, ImageStore, record_erasure
 from tests.service.inference.test_recorder import answer
 from tests.support.images import make_image
 from tests.support.inbox import Clock, open_inbox, sighting
@@ -59,6 +60,8 @@ def test_every_server_of_the_folder_erases_its_copies(servers: tuple[Path, Runni
     image = novel_image(1)
     sha256 = sha256_bytes(image)
     ImageStore(data).put(image)
+    FeatureCache(data, "b" * 64, ImageStore(data), 10**6).put("tokens", {sha256: np.ones((1, 4), np.float32)})
+    assert len(list(data.glob(f"cache/*/*/{sha256}"))) == 1
     kept = predict(first, image)
     wait_until(lambda: first.get(f"/novelties/{sha256}").status_code == 200)
     assert first.get(f"/novelties/{sha256}/thumbnail").status_code == 200
