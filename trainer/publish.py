@@ -20,6 +20,7 @@ import numpy as np
 from models import files
 from models.errors import BackboneError, CorruptVersion, NothingLearned, StaleParent, StoreError
 from models.inference.model import Model
+from models.inference.runtime import Runtime
 from models.inference.stored_model import new_tensors, read_model
 from models.network.backbone import Backbone, open_backbone
 from models.network.export import export, roles
@@ -30,14 +31,14 @@ from models.versions.manifest import Manifest
 from models.versions.store import VersionStore
 from tasks.batch import LabelledBatch
 from tasks.errors import BatchError
-from tasks.images import ImageStore
+from tasks.images import FeatureCache, ImageStore
 from trainer.data_folder import Rollback, Turn, check_disk_space, training_lock
 from trainer.learning.checkpoint import Checkpoint
 from trainer.learning.gate import Verdict
 from trainer.learning.learner import Learned, Learner
 from trainer.learning.memory import Samples, check_size, corrections, unseen
 from trainer.learning.progress import Event, Listener, Progress
-from trainer.learning.reproducibility import configure_torch, select_device
+from trainer.learning.reproducibility import configure_torch, limit_threads, select_device
 from trainer.learning.settings import LearnerSettings
 from trainer.learning.tokens import TokenCache
 
@@ -46,7 +47,7 @@ log = logging.getLogger(__name__)
 WORKING_SPACE = 64 * 2**20  # bytes for a task's checkpoints and its part of the next version
 NEW_FOLDER_SPACE = 256 * 2**20  # bytes for the backbone and its graphs, if the size of the weights is not known
 
-MACHINE_SETTINGS = {"backbone_weights", "device"}  # not recorded: they hold for one machine only
+MACHINE_SETTINGS = {"backbone_weights", "device", "cache_bytes"}  # not recorded: they hold for one machine only
 # Applied after training: a rejected task resumes from its checkpoint and is only evaluated again.
 EVALUATION_SETTINGS = {"accept", "flag", "rule", "cascade", "gate_accuracy", "gate_auc"}
 
@@ -227,7 +228,7 @@ class _Training:
         images = ImageStore(store.root)
         parent = parent.without_deleted(images)
         device = select_device(settings)
-        learner = Learner(TokenCache(backbone, images.read, settings.seed, device), settings)
+        learner = Learner(self._tokens(backbone, images, graphs, device), settings)
         batch_images = self.images(parent)
         checkpoint = Checkpoint(self.checkpoint_folder, self._fingerprint(parent, batch_images, device, backbone))
         progress = Progress(batch.task_id, self._stopping_when_stale(parent))
@@ -243,6 +244,17 @@ class _Training:
         manifest = self._publish(parent, manifest, tensors, samples)
         files.remove(self.checkpoint_folder)
         return Outcome("published", manifest, store.manifest_path(manifest.version), verdict)
+
+    def _tokens(self, backbone: Backbone, images: ImageStore, graphs: Mapping[str, str], device: str) -> TokenCache:
+        """On a CPU computed by ONNX Runtime, with the graphs that servers load."""
+        store, settings = self.store, self.settings
+        runtime = None
+        if device == "cpu":
+            paths = {role: store.graph_path(sha256) for role, sha256 in graphs.items()}
+            runtime = Runtime(paths, "cpu", settings.threads)
+            limit_threads(settings)  # a runtime limits BLAS to one thread, as a server needs it
+        stored = FeatureCache(store.root, backbone.spec.sha256, images, settings.cache_bytes)
+        return TokenCache(backbone, images.read, settings.seed, device, stored=stored, runtime=runtime)
 
     def _stopping_when_stale(self, parent: Parent) -> Listener:
         """The listener; StaleParent as soon as the result could not be published."""

@@ -68,6 +68,11 @@ class BackboneSpec:
         }
         return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
 
+    @property
+    def is_transformer(self) -> bool:
+        """Whether an image is many tokens, and not the pooled feature of a CNN."""
+        return self.frozen.parts[0].name == "cls"
+
     def to_dict(self) -> dict[str, Any]:
         out: dict[str, Any] = TypeAdapter(BackboneSpec).dump_python(self, mode="json")
         return out

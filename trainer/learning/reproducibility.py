@@ -25,9 +25,14 @@ def configure_torch(settings: LearnerSettings) -> None:
     # HAT's masks and their gradients underflow by design, and CPUs compute denormal numbers a hundred times slower:
     # flushing them to zero halves an epoch. Threads inherit the flag, so it is set before they are created.
     torch.set_flush_denormal(True)
-    torch.set_num_threads(settings.threads)
-    threadpool_limits(settings.threads, user_api="blas")  # sums of products depend on the number of threads
+    limit_threads(settings)
     torch.use_deterministic_algorithms(True)
+
+
+def limit_threads(settings: LearnerSettings) -> None:
+    """Of torch and BLAS: sums of products depend on their number."""
+    torch.set_num_threads(settings.threads)
+    threadpool_limits(settings.threads, user_api="blas")
 
 
 def select_device(settings: LearnerSettings) -> str:

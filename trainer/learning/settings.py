@@ -63,6 +63,9 @@ class LearnerSettings(Settings):
     )
     device: Device = shared("OPENWORLD_DEVICE", "auto", "where to compute; cuda refuses to start without a GPU")
     threads: int = Field(default_factory=lambda: os.cpu_count() or 1, ge=1, description="CPU threads of the trainer")
+    cache_bytes: int = Field(
+        2 * 2**30, ge=0, description="disk for features of images that are kept, computed once; 0: none"
+    )
     adapted_blocks: int | None = Field(
         None, ge=1, description="blocks with adapters; empty: all (transformer), 1 (CNN)"
     )
