@@ -121,13 +121,14 @@ def test_a_server_without_a_version_answers_novel_until_there_is_one(tmp_path: P
         assert (answer["label"], answer["novel"], answer["version"], answer["nearest"]) == (None, True, 0, [])
         assert server.post("/predict", content=b"no image").status_code == 415
         assert server.get("/readyz").json() == {"status": "ready", "version": 0}
-        assert server.get("/versions").json() | {"since": ""} == {
+        assert server.get("/versions").json() | {"since": "", "disk": None} == {
             "serving": 0,
             "since": "",
             "current": None,
             "problem": None,
             "versions": [],
             "history": [],
+            "disk": None,
         }
         learned_folder(empty)
         wait_until(lambda: answers(server, "class 0")["version"] == 3)
