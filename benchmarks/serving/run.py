@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,7 @@ def bare(plan: Plan, threads: int, decoders: int, batch: int) -> Figures:
     words = ["--data", str(plan.workload.data), "--images", str(plan.workload.images)]
     words += ["--threads", str(threads), "--decoders", str(decoders), "--batch", str(batch)]
     others = Others()
-    found: Figures = _tool("benchmarks.serving.bare", words, plan.warm, plan.seconds, windows=4)
+    found: Figures = tool("benchmarks.serving.bare", words, plan.warm, plan.seconds, windows=4)
     best = max(BAR, key=lambda name: float(found[name]["images_per_second"]))
     taken, _ = others.end()
     return {**found, "fastest": best, **found[best], "others": taken}
@@ -67,10 +68,10 @@ def bare(plan: Plan, threads: int, decoders: int, batch: int) -> Figures:
 
 def serve(plan: Plan, contender: Contender, variant: Variant) -> Figures:
     """One contender, idle and saturated."""
-    with _started(plan, contender, variant) as server:
-        _load(plan, contender, server, plan.clients, plan.warm, 0.1)  # warm up every worker
-        idle = _load(plan, contender, server, 1, plan.warm, plan.seconds)
-        saturated = _load(plan, contender, server, plan.clients, plan.warm, plan.seconds)
+    with started(plan, contender, variant) as server:
+        load(plan, contender, server, plan.clients, plan.warm, 0.1)  # warm up every worker
+        idle = load(plan, contender, server, 1, plan.warm, plan.seconds)
+        saturated = load(plan, contender, server, plan.clients, plan.warm, plan.seconds)
         if not (idle["images"] and saturated["images"]):
             raise NotServing(f"no image was answered in {plan.seconds:g} s: {idle['errors'] | saturated['errors']}")
         return {"start_seconds": server.start_seconds, "idle": idle, "saturated": saturated}
@@ -85,8 +86,8 @@ def choose(plan: Plan, contender: Contender) -> tuple[Variant, list[Figures]]:
         plan.say(f"{contender.name}: trying {dict(variant.settings)}")
         entry: Figures = {"settings": dict(variant.settings)}
         try:
-            with _started(plan, contender, variant) as server:
-                entry |= _load(plan, contender, server, plan.clients, plan.warm, TRIAL_SHARE * plan.seconds)
+            with started(plan, contender, variant) as server:
+                entry |= load(plan, contender, server, plan.clients, plan.warm, TRIAL_SHARE * plan.seconds)
         except NotServing as error:
             entry["failed"] = str(error)
         tried.append((variant, entry))
@@ -97,7 +98,8 @@ def choose(plan: Plan, contender: Contender) -> tuple[Variant, list[Figures]]:
     return best, [entry for _, entry in tried]
 
 
-def _started(plan: Plan, contender: Contender, variant: Variant) -> Any:
+def started(plan: Plan, contender: Contender, variant: Variant) -> AbstractContextManager[Running]:
+    """The contender in a process of its own, after its first answer."""
     port = free_port()
     host, image = f"{HOST}:{port}", plan.workload.first()
     request = form_request(host, PATH, image, FIELD) if contender.form else raw_request(host, PATH, image)
@@ -105,18 +107,19 @@ def _started(plan: Plan, contender: Contender, variant: Variant) -> Any:
     return running(variant.command, environment, port, request, plan.log(contender.name), plan.root)
 
 
-def _load(plan: Plan, contender: Contender, server: Running, clients: int, warm: float, seconds: float) -> Figures:
+def load(plan: Plan, contender: Contender, server: Running, clients: int, warm: float, seconds: float) -> Figures:
+    """One load of so many connections on a running contender."""
     words = ["--port", str(server.port), "--images", str(plan.workload.images), "--clients", str(clients)]
     words += ["--form"] if contender.form else []
     others = Others(server.cpu_seconds)
-    measured = Measured.from_dict(_tool("benchmarks.serving.load", words, warm, seconds))
+    measured = Measured.from_dict(tool("benchmarks.serving.load", words, warm, seconds))
     taken, cpu = others.end()
     # Other load on the machine hardly changes CPU time per image, unlike throughput.
     cpu_ms = round(1000 * cpu / max(measured.answered, 1), 3)
     return measured.to_dict() | {"cpu_ms_per_image": cpu_ms, "others": taken}
 
 
-def _tool(module: str, words: Sequence[str], warm: float, seconds: float, windows: int = 1) -> Any:
+def tool(module: str, words: Sequence[str], warm: float, seconds: float, windows: int = 1) -> Any:
     """Run a measuring process and parse the last line that it prints."""
     command = [sys.executable, "-m", module, *words, "--warm", str(warm), "--seconds", str(seconds)]
     limit = windows * (warm + seconds) + SPARE_SECONDS
