@@ -58,8 +58,9 @@ class Runtime:
         chunks = [self._chunk(model, pixels[start : start + CHUNK]) for start in range(0, len(pixels), CHUNK)]
         if len(chunks) == 1:
             return chunks[0]
-        d, f, m = (out.shape[1] for session in (self._blocks, self._frozen) for out in session.get_outputs())
-        empty = Features(*(np.zeros(shape, np.float32) for shape in ((len(model.tasks), 0, d), (0, f), (0, m))))
+        f, m = (out.shape[1] for out in self._frozen.get_outputs())
+        shapes = (len(model.tasks), 0, self._dimensions), (0, f), (0, m)
+        empty = Features(*(np.zeros(shape, np.float32) for shape in shapes))
         parts = [empty, *chunks]  # the empty one gives every array its width if there are no images
         ran = [part.ran for part in chunks if part.ran is not None]
         return Features(
@@ -76,23 +77,22 @@ class Runtime:
         feature, expanded = (part[:count] for part in self._frozen_features(tokens))
         ran = None
         if not model.tasks:
-            tasks: Array = np.zeros((0, count, 0), np.float32)
+            tasks: Array = np.zeros((0, count, self._dimensions), np.float32)
         elif self._one_token:
-            dimensions = model.tasks[0].norm_w.shape[1]  # what follows in the token is for the frozen feature only
-            tasks = model.one_token_networks.features(_array(tokens)[:count, 0, :dimensions])
+            # What follows in the token is for the frozen feature only.
+            tasks = model.one_token_networks.features(_array(tokens)[:count, 0, : self._dimensions])
         else:
             ran = model.networks_to_run(model.frozen.scores(feature, expanded))
-            tasks = self._chosen_features(
-                model, tokens, np.ones((count, len(model.tasks)), bool) if ran is None else ran
-            )
+            everything = np.ones((count, len(model.tasks)), bool)
+            tasks = self._chosen_features(model, tokens, everything if ran is None else ran)
         return Features(tasks, feature, expanded, ran)
 
     def _chosen_features(self, model: Model, tokens: Tokens, chosen: Chosen) -> Array:
         """z of the chosen tasks, 0 elsewhere: (T, n, d)."""
-        if self._selected is not None and not chosen.all():
+        if self._selected is not None:
             return self._selected.features(tokens, model.stacked_networks, chosen)
         every = _array(tokens)
-        out = np.zeros((len(model.tasks), len(chosen), model.tasks[0].norm_w.shape[1]), np.float32)
+        out = np.zeros((*chosen.T.shape, self._dimensions), np.float32)
         for k in np.flatnonzero(chosen.any(axis=0)).tolist():
             rows = np.flatnonzero(chosen[:, k])
             out[k, rows] = self.task_features(every[rows], model.tasks[k])
@@ -101,6 +101,11 @@ class Runtime:
     @property
     def _one_token(self) -> bool:
         return bool(self._trunk.get_outputs()[0].shape[1] == 1)
+
+    @property
+    def _dimensions(self) -> int:
+        """d"""
+        return int(self._blocks.get_outputs()[0].shape[1])
 
     def _tokens(self, pixels: Array) -> Tokens:
         """As `tokens`; on a GPU they stay there."""

@@ -18,7 +18,7 @@ from models.inference.evidence import Array
 from models.inference.one_token import TaskArrays
 
 Tokens: TypeAlias = Any  # an array, or an OrtValue on the session's device; ONNX Runtime has no types
-PAIR_SIZES = tuple(2**power for power in range(8))  # the pairs of a call on a GPU are padded to one of these
+PAIR_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)  # the pairs of a call are padded to one of these
 
 
 class StackedNetworks:
@@ -50,15 +50,14 @@ class SelectedGraph:
 
     def features(self, tokens: Tokens, networks: StackedNetworks, chosen: NDArray[np.bool_]) -> Array:
         """z of every task that is chosen (n, T), 0 elsewhere: (T, n, d)."""
-        image, task = (index.astype(np.int64) for index in np.nonzero(chosen))
-        n, tasks = chosen.shape
-        count = len(image)
-        if self._device != "cpu":  # kernels are compiled for each new size
-            size = next((size for size in PAIR_SIZES if size >= count), count)
-            image, task = (np.resize(index, size) for index in (image, task))
-        z = self._run(tokens, {"image": image, "task": task}, networks)[:count]
-        out = np.zeros((tasks, n, z.shape[1]), np.float32)
-        out[task[:count], image[:count]] = z
+        out = np.zeros((*chosen.T.shape, networks.arrays["b2"].shape[-1]), np.float32)
+        images, tasks = np.nonzero(chosen)
+        for start in range(0, len(images), PAIR_SIZES[-1]):
+            image, task = (index[start : start + PAIR_SIZES[-1]] for index in (images, tasks))
+            # The last pairs are repeated up to a size that has been used before: a GPU compiles kernels for each size.
+            size = next(size for size in PAIR_SIZES if size >= len(image))
+            pairs = {"image": np.resize(image, size), "task": np.resize(task, size)}
+            out[task, image] = self._run(tokens, pairs, networks)[: len(image)]
         return out
 
     def _run(self, tokens: Tokens, pairs: Mapping[str, NDArray[np.int64]], networks: StackedNetworks) -> Array:

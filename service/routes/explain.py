@@ -109,6 +109,7 @@ def _tasks(model: Model, evidence: Evidence) -> list[TaskEvidence]:
         out.append(
             TaskEvidence(
                 task=k,
+                ran=evidence.ran is None or bool(evidence.ran[0, k]),
                 p_ood=float(max(0.0, 1.0 - probabilities.sum())),
                 coefficient=float(coefficients[k]),
                 classes=classes,

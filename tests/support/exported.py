@@ -21,10 +21,10 @@ from models.images import load_pixels
 from models.inference.evidence import Features
 from models.inference.gaussians import Gaussians
 from models.inference.model import Adapters, Head, Model, TaskModel
-from models.inference.runtime import CHUNK, ROLES, Runtime
+from models.inference.runtime import CHUNK, Runtime
 from models.network.adapted_blocks import TaskTensors, tensors_of
 from models.network.backbone import Backbone, open_backbone
-from models.network.export import export
+from models.network.export import export, roles
 from tests.support.once_per_run import made_once
 from tests.support.settings import learner_settings
 from tests.support.tiny_model import silent_progress
@@ -120,7 +120,7 @@ def export_once(backbone: Backbone) -> dict[str, bytes]:
             (folder / role).write_bytes(graph)
 
     folder = made_once(f"graphs of {backbone.spec.sha256}", write)
-    return {role: (folder / role).read_bytes() for role in ROLES}
+    return {role: (folder / role).read_bytes() for role in roles(backbone)}
 
 
 def random_backbone(folder: Path, name: str, adapted_blocks: int) -> Backbone:

@@ -23,8 +23,9 @@ COMMAND = """
 import sys
 import trainer.publish
 from openworld.cli import main
+from tests.support.exported import export_once
 
-trainer.publish.export = lambda backbone: {}
+trainer.publish.export = export_once
 sys.exit(main(sys.argv[1:]))
 """
 
@@ -32,7 +33,7 @@ sys.exit(main(sys.argv[1:]))
 @pytest.fixture(scope="module", autouse=True)
 def quick_training(environment: pytest.MonkeyPatch) -> None:
     environment.setenv("OPENWORLD_TRAIN_EPOCHS", str(EPOCHS))
-    environment.setattr("trainer.publish.export", lambda backbone: {})
+    environment.setattr("trainer.publish.export", export_once)
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ import pytest
 
 from models.files import sha256_bytes
 from models.inference.runtime import Runtime
+from models.inference.stored_model import model_tensors
 from models.network.export import export
 from tasks.images import FeatureCache, cache_files
 from tests.support.tiny_model import TinyImages, silent_progress, tiny_backbone, tiny_settings
@@ -59,7 +60,7 @@ def learn(
 
 def assert_equal(one: list[Learned], other: list[Learned]) -> None:
     for mine, theirs in zip(one, other, strict=True):
-        tensors, expected = mine.model.tensors(), theirs.model.tensors()
+        tensors, expected = model_tensors(mine.model), model_tensors(theirs.model)
         assert all(np.array_equal(tensors[name], expected[name]) for name in expected)
         assert mine.samples == theirs.samples
 
