@@ -14,23 +14,23 @@ class Prior(BaseModel):
 
     rule: dict[str, float] = Field(
         default_factory=lambda: {
-            "probability": 0.272,
-            "coefficient": 0.09,
-            "task_cosine": 0.503,
-            "frozen_distance": 0.593,
-            "frozen_cosine": 0.439,
-            "ridge": 0.759,
+            "probability": 0.346,
+            "coefficient": 0.169,
+            "task_cosine": 0.58,
+            "frozen_distance": 0.589,
+            "frozen_cosine": 0.414,
+            "ridge": 0.686,
         }
     )
     novelty: dict[str, float] = Field(
         default_factory=lambda: {
-            "distance": 0.519,
-            "span_distance": 0.287,
-            "cosine": 0.31,
-            "cosine_gap": 0.082,
-            "ridge": 0.372,
-            "ridge_gap": 0.0,
-            "known": 0.853,  # the log-odds of being known for the mean known image
+            "distance": 0.577,
+            "span_distance": 0.247,
+            "cosine": 0.276,
+            "cosine_gap": 0.152,
+            "ridge": 0.347,
+            "ridge_gap": 0.006,
+            "known": 1.14,  # the log-odds of being known for the mean known image
         }
     )
     rule_strength: float = Field(10.0, ge=0)  # of a quadratic penalty, against the log-likelihood of all images
