@@ -26,11 +26,12 @@ Run = Any
 
 @pytest.fixture
 def two_versions(data: Path) -> Path:
-    """A copy of `first` with a second version of the same tensors."""
+    """A copy of `first` with a second version of the same tensors and fewer samples."""
     store = VersionStore(data)
     one = store.load(1)
     manifest = one.manifest.model_copy(update={"parent": 1, "task_id": "second"})
-    assert store.publish(manifest, one.tensors, one.samples).version == 2
+    samples = one.samples | {"held_out": one.samples["held_out"][1:]}
+    assert store.publish(manifest, one.tensors, samples).version == 2
     return data
 
 

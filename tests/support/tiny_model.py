@@ -41,6 +41,8 @@ TINY_SETTINGS: dict[str, Any] = {
     "min_steps": 3,
     "replay_size": 12,
     "back_epochs": 2,
+    # The tests' known and novel images were chosen for the models that these draws give.
+    "back_solver": "sgd",
     "device": "cpu",
     "threads": 1,
     "seed": 0,

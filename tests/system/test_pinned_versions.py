@@ -16,7 +16,7 @@ from models.versions.edits import Edit, publish_edit
 from models.versions.store import VersionStore
 from tests.support.servers import RunningServer, known_image, learned_folder, running_server, wait_until
 
-SLOW, ALSO_SLOW, DAMAGED = 1, 2, 3  # version 4 is active
+SLOW, ALSO_SLOW, DAMAGED = 1, 3, 2  # version 4, an edit of version 3, is active
 FAILURES = "openworld_model_load_failures_total"
 
 
@@ -47,7 +47,7 @@ class SlowGraph:
 
 
 def damage(data: Path, version: int) -> None:
-    file = VersionStore(data).content_path(version, "task.2")
+    file = VersionStore(data).content_path(version, "heads")
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
     file.write_bytes(content)

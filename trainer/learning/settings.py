@@ -32,7 +32,6 @@ class Recipe(BaseModel):
     back_ridge: float = Field(0.1, gt=0)
     back_drawn: float = Field(0.5, ge=0, le=1)  # share of a head's own images drawn from its class Gaussians
     hold_out: float = Field(0.2, gt=0, lt=0.5)  # share of a class that no network is trained on, for calibration
-    cascade_tasks: int = Field(2, ge=1)  # networks that run per image, if the setting `cascade` is empty
     cascade_share: float = Field(0.99, gt=0, le=1)  # of left-out images, whose own network the cascade's margin runs
     calibration_images: int = Field(2000, ge=1)  # used in one calibration at most, the same number of each class
     prior: Prior = Prior()
@@ -78,10 +77,9 @@ class LearnerSettings(Settings):
     batch_size: int = Field(16, ge=1, description="new images per step; as many replayed ones join them")
     views: int = Field(1, ge=1, le=8, description="views of each training image: the plain one and augmented ones")
     rule: Literal["fitted", "paper"] = Field("fitted", description="which class: weights fitted, or the paper's")
-    cascade: Literal["off"] | Annotated[int, Field(ge=1)] | None = Field(
-        None,
-        description="networks that run per image at most, the best by frozen evidence, for a transformer; off: all, "
-        "which is exact; empty: 2, but off with the paper's rule",
+    cascade: Literal["off"] | Annotated[int, Field(ge=1)] = Field(
+        "off",
+        description="networks that run per image at most, the best by frozen evidence, for a transformer; off: all",
     )
     accept: float = Field(0.95, gt=0.5, lt=1, description="share of known images that the threshold accepts")
     flag: float | None = Field(
@@ -95,8 +93,6 @@ class LearnerSettings(Settings):
     @property
     def networks_per_image(self) -> int | None:
         """The limit of the cascade; None: all networks run."""
-        if self.cascade is None:
-            return self.recipe.cascade_tasks if self.rule == "fitted" else None
         return None if self.cascade == "off" else self.cascade
 
     @model_validator(mode="before")

@@ -145,8 +145,8 @@ def test_novelties_are_dismissed_and_restored(server: RunningServer) -> None:
 
 
 def test_a_deleted_novelty_is_removed_with_its_image(server: RunningServer) -> None:
-    data = block_image(410)
-    id = add_novelty(server, data)
+    data = next(image for image in map(block_image, range(4100, 4200)) if predict(server, image)["novel"])
+    id = sha256_bytes(data)
     prediction = predict(server, data)["id"]
     path = server.log.parent / "robot" / "inbox" / "images" / id[:2] / id
     wait_until(lambda: server.get(f"/novelties/{id}").json()["count"] == 2)

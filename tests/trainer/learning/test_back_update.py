@@ -20,7 +20,7 @@ from trainer.learning.settings import LearnerSettings
 
 Array = NDArray[np.float32]
 SGD = tiny_settings(back_solver="sgd", back_epochs=10, back_learning_rate=0.01, back_batch=16, momentum=0.9)
-CONVEX = tiny_settings()
+CONVEX = tiny_settings(back_solver="convex")
 
 
 def around(centre: list[float], count: int, seed: int) -> Array:

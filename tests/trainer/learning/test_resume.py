@@ -12,6 +12,7 @@ import pytest
 
 from models.versions.store import VersionStore
 from openworld.cli import main
+from tests.support.exported import export_once
 from tests.support.images import make_image, write_classes
 from tests.support.paths import ROOT
 
