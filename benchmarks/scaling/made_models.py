@@ -16,17 +16,19 @@ from safetensors.torch import save_file
 
 from models.inference.cascade import Cascade
 from models.inference.evidence import Array
+from models.inference.factors import TaskSums
 from models.inference.frozen import FrozenStatistics
 from models.inference.gaussians import Gaussians
 from models.inference.model import Adapters, Head, Model, SharedAdapters, TaskModel
 from models.inference.novelty import SUMMARIES, Novelty
 from models.inference.rules import FROZEN_TERMS, TERMS, Rule
+from models.inference.stored_model import model_tensors
 from models.network.backbone import Backbone, open_backbone
 from models.network.export import export
 from models.versions.manifest import Manifest
 from models.versions.store import VersionStore
-from trainer.learning.settings import Recipe
 
+NETWORKS_PER_IMAGE = 2  # of a transformer, by the cascade
 CLASSES = 5  # per task
 IMAGES = 16  # per class, behind a task's Gaussians
 FROZEN_IMAGES = 8  # per class, behind the frozen statistics: their size does not depend on it
@@ -93,7 +95,7 @@ class MadeVersions:
             settings={},
             data_sha256="0" * 64,
         )
-        return self.store.publish(manifest, model.tensors(), {}).version
+        return self.store.publish(manifest, model_tensors(model), {}).version
 
     def _task(self, seed: int) -> TaskModel:
         rng = np.random.default_rng(seed)
@@ -111,6 +113,7 @@ class MadeVersions:
             norm_b=self.backbone.norm_b.numpy() + random(a + 1, d),
             head=Head(random(CLASSES + 1, d), random(CLASSES + 1)),
             gaussians=Gaussians.fit(z, labels, CLASSES),
+            sums=TaskSums.empty(self.backbone.spec.frozen.size, self.backbone.spec.frozen.expanded),
         )
 
     def _model(self, tasks: list[TaskModel], seed: int) -> Model:
@@ -123,15 +126,15 @@ class MadeVersions:
         cascade = None
         if not self.backbone.one_token:
             every = float(np.finfo(np.float64).max)
-            cascade = Cascade(dict.fromkeys(FROZEN_TERMS, 1.0), every, Recipe().cascade_tasks)
+            cascade = Cascade(dict.fromkeys(FROZEN_TERMS, 1.0), every, NETWORKS_PER_IMAGE)
         ones = (1.0,) * len(tasks)
         d, width = self.backbone.spec.dimensions, 2 * UNITS
         empty = Adapters(*(np.zeros(s, np.float32) for s in ((a, width, d), (a, width), (a, d, width), (a, d))))
         novelty = Novelty.empty()
-        return Model(
+        model = Model(
             shared=SharedAdapters(empty, np.zeros((a, width), np.float32), np.zeros((a, d), np.float32)),
             tasks=tuple(tasks),
-            frozen=FrozenStatistics.fit(features, expanded, labels, len(tasks) * CLASSES),
+            frozen=FrozenStatistics.empty(frozen.size, frozen.expanded),
             rule=Rule("fitted", dict.fromkeys(TERMS, 0.5), ones, (0.0,) * len(tasks), cascade),
             novelty=Novelty(
                 novelty.centre,
@@ -143,3 +146,4 @@ class MadeVersions:
                 np.linspace(-6, 0, 64),
             ),
         )
+        return model.with_images(features, expanded, labels)
