@@ -75,12 +75,13 @@ def _versions(active: ActiveVersion) -> Versions:
         problem=failure,
         versions=[_summary(entry, serving, failure) for entry in history(store, serving)],
         history=[PromotionEntry(**line.model_dump()) for line in store.log()],
-        disk=DiskUsage(**_recent_disk_usage(store.root)),
+        disk=DiskUsage(**_recent_disk_usage(store.root, serving)),
     )
 
 
 @cached(TTLCache(4, DISK_USAGE_SECONDS), lock=threading.Lock())
-def _recent_disk_usage(root: FilePath) -> dict[str, int]:
+def _recent_disk_usage(root: FilePath, serving: int) -> dict[str, int]:
+    """Of the last seconds, but not of the time before the served version."""
     return disk_usage(root)
 
 
