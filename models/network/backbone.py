@@ -124,7 +124,7 @@ def _frozen_spec(model: Any, dimensions: int, crop: int) -> FrozenSpec:
         # The pooled feature of a ResNet is its pooled last stage: one part, not two.
         if out.shape != pooled.shape or not torch.allclose(out, pooled):
             parts.append(FrozenPart(name, out.shape[1]))
-    return FrozenSpec(tuple(parts), "signed-sqrt", EXPANDED)
+    return FrozenSpec(tuple(parts), "identity", EXPANDED)
 
 
 def _cut(spec: BackboneSpec, model: Any) -> Backbone:

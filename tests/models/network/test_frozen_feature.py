@@ -79,7 +79,7 @@ def test_the_parts_of_a_cnn_are_timms_pooled_outputs(name: str, sizes: dict[str,
     backbone = open_backbone(tmp_path / "data", name, tmp_path / "w.safetensors")
     spec = backbone.spec.frozen
     assert {part.name: part.size for part in spec.parts} == sizes
-    assert (spec.transform, spec.parts[0].size) == ("signed-sqrt", backbone.spec.dimensions)
+    assert (spec.transform, spec.parts[0].size) == ("identity", backbone.spec.dimensions)
     pixels = torch.randn(2, 3, 96, 96)
     with torch.inference_mode():
         parts = {"pooled": model.forward_head(model.forward_features(pixels), pre_logits=True)}
@@ -90,7 +90,7 @@ def test_the_parts_of_a_cnn_are_timms_pooled_outputs(name: str, sizes: dict[str,
     assert tokens.shape == (2, 1, sum(sizes.values()))
     expected = [parts[part] for part in sizes]
     torch.testing.assert_close(tokens[:, 0], torch.cat(expected, dim=1), rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(frozen_feature(backbone, pixels)[0], joined("signed-sqrt", *expected), atol=1e-4)
+    np.testing.assert_allclose(frozen_feature(backbone, pixels)[0], joined("identity", *expected), atol=1e-4)
 
 
 def test_a_task_of_a_cnn_sees_the_pooled_feature_only(lite0: Exported) -> None:
@@ -176,7 +176,7 @@ def test_the_frozen_feature_is_part_of_the_record_and_of_the_identity(lite0: Exp
     spec = lite0.backbone.spec
     assert spec.frozen.size == 1280 + 320 + 112
     assert BackboneSpec.from_dict(spec.to_dict()) == spec
-    changes = [{"parts": spec.frozen.parts[:2]}, {"transform": "identity"}, {"expanded": 512}]
+    changes = [{"parts": spec.frozen.parts[:2]}, {"transform": "signed-sqrt"}, {"expanded": 512}]
     others = [replace(spec, frozen=replace(spec.frozen, **change)) for change in changes]
     assert len({one.sha256 for one in (spec, *others)}) == 4
 
