@@ -22,6 +22,7 @@ from cachetools import LRUCache
 from models.backoff import Backoff
 from service.errors import Overloaded, VersionUnusable
 from service.inference.servable import ServableModel
+from service.thread_priority import lower_priority
 
 MAX_PINNED = 2  # models in memory, those that requests still use included
 MAX_LOADS = 4  # versions that are being loaded or wait for it; further ones are refused
@@ -48,7 +49,8 @@ class PinnedVersions:
 
     def __init__(self, load: Callable[[int], ServableModel], clock: Callable[[], float] = time.monotonic) -> None:
         self._load, self._clock = load, clock
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="pinned")
+        # Of low priority: whoever asks for one version after the other must not slow down other clients.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="pinned", initializer=lower_priority)
         self._turn = asyncio.Lock()
         self._kept: LRUCache[int, ServableModel] = LRUCache(MAX_PINNED)
         self._loads: dict[int, _Load] = {}
