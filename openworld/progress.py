@@ -45,6 +45,13 @@ class Display:
         else:
             print(text, file=sys.stderr, flush=True)
 
+    def note(self, text: str) -> None:
+        """Show a line that stays."""
+        if self._bar:
+            self._bar.console.print(text, markup=False)
+        else:
+            print(text, file=sys.stderr, flush=True)
+
     def __call__(self, event: Event) -> None:
         if self._bar:
             self._bar.update(self._shown, description=event.phase, completed=event.progress, detail=_detail(event))

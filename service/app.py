@@ -27,6 +27,7 @@ from service.routes import (
     novelties,
     predict,
     pulse,
+    refinement,
     tasks,
     versions,
 )
@@ -84,6 +85,7 @@ def create_app(settings: ServiceSettings) -> FastAPI:
         explain,
         novelties,
         tasks,
+        refinement,
         classes,
         versions,
         images,

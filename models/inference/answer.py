@@ -46,7 +46,7 @@ def answer(model: Model, evidence: Evidence) -> list[Answer]:
     shares together are therefore at most 1, and at most 1/2 for a novel image.
     """
     n = len(evidence.frozen.distances)
-    if not model.tasks:
+    if not model.classes:
         return [NOTHING_KNOWN] * n
     log_scores = model.rule.log_scores(evidence)  # (n, C)
     scores = model.novelty.scores(summaries(evidence, log_scores))

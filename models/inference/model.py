@@ -17,7 +17,7 @@ from models.inference.frozen import FrozenStatistics, Labels, Rows
 from models.inference.gaussians import Gaussians
 from models.inference.novelty import Novelty
 from models.inference.one_token import OneTokenNetworks, TaskArrays
-from models.inference.rules import Rule
+from models.inference.rules import Rule, frozen_evidence
 from models.inference.shared_adapters import Adapters, AdapterUpdate, SharedAdapters
 from models.inference.stacked import StackedScores
 from models.inference.task_networks import StackedNetworks
@@ -95,7 +95,10 @@ class ActiveLabels(NamedTuple):
 
 @dataclass(frozen=True)
 class Model:
-    """All tasks learned so far, and the two decisions over their evidence: which class, and whether novel."""
+    """All tasks learned so far, and the two decisions over their evidence: which class, and whether novel.
+
+    The model of a provisional version also knows classes without a network, after those of the learned tasks.
+    """
 
     shared: SharedAdapters
     tasks: tuple[TaskModel, ...]
@@ -104,16 +107,21 @@ class Model:
     novelty: Novelty
     aliases: Aliases = field(default_factory=dict)  # merged and retired classes
     base: StoredBase | None = None  # of a migrated folder: what its tasks have in common
+    pending: tuple[tuple[str, ...], ...] = ()  # the classes of each task that is not learned yet
+
+    @cached_property
+    def classes_by_task(self) -> tuple[tuple[str, ...], ...]:
+        return (*(task.classes for task in self.tasks), *self.pending)
 
     @cached_property
     def classes(self) -> tuple[str, ...]:
         """All classes, in the order of the tasks: the columns of every rule's scores."""
-        return tuple(name for task in self.tasks for name in task.classes)
+        return tuple(name for names in self.classes_by_task for name in names)
 
     @cached_property
     def counts(self) -> tuple[int, ...]:
         """Classes per task."""
-        return tuple(len(task.classes) for task in self.tasks)
+        return tuple(map(len, self.classes_by_task))
 
     @cached_property
     def labels(self) -> tuple[str | None, ...]:
@@ -132,7 +140,7 @@ class Model:
 
     @cached_property
     def task_of_class(self) -> NDArray[np.int64]:
-        return np.repeat(np.arange(len(self.tasks)), self.counts).astype(np.int64)
+        return np.repeat(np.arange(len(self.counts)), self.counts).astype(np.int64)
 
     @cached_property
     def one_token_networks(self) -> OneTokenNetworks:
@@ -153,6 +161,8 @@ class Model:
     def evidence(self, features: Features) -> Evidence:
         """Everything that the two decisions may weigh, for the features of n images; with the rule's cascade."""
         frozen = self.frozen.scores(features.frozen, features.expanded)
+        if not self.rule.uses_networks:
+            return frozen_evidence(self.rule, self.counts, frozen)
         evidence = self._scores.evidence(np.asarray(features.tasks, np.float32), frozen)
         ran = features.ran if features.ran is not None else self.networks_to_run(frozen)
         return evidence if ran is None else without_others(evidence, ran)

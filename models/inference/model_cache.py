@@ -12,27 +12,34 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 from weakref import WeakValueDictionary
+
+from numpy.typing import NDArray
 
 from models.errors import CorruptVersion
 from models.images import Preprocessing
 from models.inference.factors import TaskSums, add_sums
 from models.inference.frozen import FrozenStatistics
 from models.inference.model import Model, StoredTask
+from models.inference.rules import Rule
 from models.inference.shared_adapters import SharedAdapters
 from models.inference.stored_model import (
     assembled,
     base_matrices,
     checked_preprocessing,
     read_base,
+    read_novelty,
     read_sums,
     read_task,
     readable,
     summed,
+    with_pending,
 )
 from models.versions.backbone_spec import BackboneSpec
-from models.versions.contents import BASE, HEADS, decode_tensors, task_role
+from models.versions.contents import BASE, HEADS, PROVISIONAL, decode_tensors, task_role
 from models.versions.manifest import FileEntry, Manifest
 from models.versions.reader import LoadedVersion
 from models.versions.store import VersionStore
@@ -47,7 +54,7 @@ class LoadedModel:
     preprocessing: Preprocessing
 
 
-Entries = tuple[FileEntry, ...]  # of the tasks of a version, in order
+Entries = tuple[FileEntry, ...]  # of the tasks of a version, in order, and of its pending tasks
 Frozen = dict[tuple[FileEntry | None, Entries], FrozenStatistics]  # by the base and the tasks that they are the sum of
 
 
@@ -88,12 +95,13 @@ class ModelCache:
         base, entries = _entries(manifest)
         spec = BackboneSpec.from_dict(manifest.backbone)
         sums: dict[str, TaskSums] = {}
-        for k, entry in enumerate(entries):
-            if (tensors := loaded.contents.get(task_role(k))) is not None:
+        for role in _roles(manifest):
+            entry = manifest.files[role]
+            if (tensors := loaded.contents.get(role)) is not None:
                 sums[entry.sha256] = read_sums(tensors)
-                if entry.sha256 not in known:
+                if role != PROVISIONAL and entry.sha256 not in known:
                     known[entry.sha256] = replace(read_task(entry, tensors), sums=None, update=None)
-        tasks = [known[entry.sha256] for entry in entries]
+        tasks = [known[manifest.files[role].sha256] for role in _roles(manifest) if role != PROVISIONAL]
         if start is None:
             matrices = base_matrices(read_base(base, loaded.contents[BASE]) if base else None, spec)
             frozen = summed(tasks, [sums[entry.sha256] for entry in entries], *matrices)
@@ -103,7 +111,12 @@ class ModelCache:
             scatter, gram = start.statistics.scatter.copy(), start.statistics.gram.copy()
             add_sums(start.removed, scatter, gram, -1)
             frozen = summed(tasks, [sums[entry.sha256] for entry in start.added], scatter, gram)
+        pending = loaded.contents.get(PROVISIONAL)
+        if pending is not None and (start is None or start.tasks != entries):
+            frozen = with_pending(frozen, pending)
         model = assembled(manifest, loaded.contents[HEADS], tasks, frozen, SharedAdapters.empty(), None)
+        if pending is not None:
+            model = _provisional(model, manifest, pending)
         preprocessing = checked_preprocessing(manifest, spec)
         with self._lock:
             self._tasks.update({task.entry.sha256: task for task in tasks})
@@ -128,10 +141,26 @@ class ModelCache:
         return _Start(statistics, tasks, added, gone)
 
 
+def _provisional(model: Model, manifest: Manifest, tensors: Mapping[str, NDArray[Any]]) -> Model:
+    """The model with the pending tasks."""
+    pending = tuple(tuple(names) for names in manifest.tasks[len(model.tasks) :])
+    rule, novelty = Rule.from_dict(manifest.rule), read_novelty(tensors)
+    model = replace(model, rule=rule, novelty=novelty, aliases=manifest.aliases, pending=pending)
+    if len(model.frozen.counts) != len(model.classes):
+        raise ValueError("the pending tasks have another number of classes")
+    return model
+
+
+def _roles(manifest: Manifest) -> list[str]:
+    """The contents that have a part in the frozen statistics."""
+    roles = [task_role(k) for k in range(manifest.learned_tasks)]
+    return [*roles, PROVISIONAL] if PROVISIONAL in manifest.files else roles
+
+
 def _entries(manifest: Manifest) -> tuple[FileEntry | None, Entries]:
-    """The base, if there is one, and the tasks; CorruptVersion if one is missing."""
+    """The base, if there is one, and what is added to it; CorruptVersion if one is missing."""
     with readable(manifest):
-        return manifest.files.get(BASE), tuple(manifest.files[task_role(k)] for k in range(len(manifest.tasks)))
+        return manifest.files.get(BASE), tuple(manifest.files[role] for role in _roles(manifest))
 
 
 def _more(one: Entries, other: Entries) -> Entries:

@@ -46,9 +46,14 @@ class Novelty:
         return np.where(np.isnan(log_odds), 1.0, 1 / (1 + np.exp(np.clip(log_odds, -700, 700))))
 
     @property
+    def novel_below(self) -> float | None:
+        """An image is novel if its score is lower; None: every image is."""
+        return float(self.threshold[0]) if np.isfinite(self.threshold[0]) else None
+
+    @property
     def novel_above(self) -> float:
         """An image is novel if its p_novel is larger."""
-        return float(self.p_novel(self.threshold)[0]) if np.isfinite(self.threshold[0]) else 0.0
+        return 0.0 if self.novel_below is None else float(self.p_novel(self.threshold)[0])
 
     def calibrated(self, scores: Floats) -> Floats:
         """The quantile in 0..1 of each score among left-out known images; comparable between versions."""

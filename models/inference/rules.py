@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 
 from models.inference.cascade import Cascade
-from models.inference.evidence import Evidence, Floats, log_coefficients, log_probabilities
+from models.inference.evidence import Evidence, Floats, FrozenScores, log_coefficients, log_probabilities
 
+NETWORK_TERMS = ("probability", "coefficient", "task_cosine")
 FROZEN_TERMS = ("frozen_distance", "frozen_cosine", "ridge")
-TERMS = ("probability", "coefficient", "task_cosine", *FROZEN_TERMS)
+TERMS = (*NETWORK_TERMS, *FROZEN_TERMS)
 PAPER = {"probability": 1.0, "coefficient": 1.0}
 
 
@@ -33,6 +34,11 @@ class Rule:
     shifts: tuple[float, ...] = ()  # beta_k: added to the scores of the task's classes; absent: 0
     cascade: Cascade | None = None  # which networks run; None: all, exactly
 
+    @property
+    def uses_networks(self) -> bool:
+        """Whether any evidence of the tasks' networks counts; that of a provisional version does not."""
+        return any(self.weights.get(name) for name in NETWORK_TERMS)
+
     def log_scores(self, evidence: Evidence) -> Floats:
         """The log-score of every class: (n, C)."""
         total = np.zeros_like(evidence.frozen.distances)
@@ -41,6 +47,13 @@ class Rule:
                 total += weight * term(evidence, name, self.scales)
         if self.shifts:
             total += evidence.per_class(np.array(self.shifts))
+        return total
+
+    def frozen_scores(self, frozen: FrozenScores) -> Floats:
+        """The part of every class's log-score that the frozen evidence gives: (n, C)."""
+        total = np.zeros_like(frozen.distances)
+        for name in FROZEN_TERMS:
+            total += self.weights.get(name, 0.0) * frozen.term(name)
         return total
 
     def to_dict(self) -> dict[str, Any]:
@@ -55,6 +68,24 @@ class Rule:
             raise ValueError(f"unknown evidence {', '.join(sorted(unknown))}; this release knows {', '.join(TERMS)}")
         cascade = Cascade.from_dict(data["cascade"]) if data.get("cascade") else None
         return cls(data["name"], dict(data["weights"]), tuple(data["scales"]), tuple(data["shifts"]), cascade)
+
+
+def frozen_evidence(rule: Rule, counts: tuple[int, ...], frozen: FrozenScores) -> Evidence:
+    """The evidence without networks: the frozen feature takes the place of every task's own.
+
+    p(y | x, k) is the softmax of the rule's frozen scores over the classes of task k, without `ood`.
+    """
+    scores = rule.frozen_scores(frozen)
+    nothing = (len(scores), len(counts))
+    return Evidence(
+        counts,
+        class_logits=scores,
+        ood_logits=np.full(nothing, -np.inf),
+        class_distances=frozen.distances,
+        class_cosines=frozen.cosines,
+        frozen=frozen,
+        ran=np.zeros(nothing, bool),
+    )
 
 
 def term(evidence: Evidence, name: str, scales: tuple[float, ...] = ()) -> Floats:

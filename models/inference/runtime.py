@@ -59,7 +59,8 @@ class Runtime:
         if len(chunks) == 1:
             return chunks[0]
         f, m = (out.shape[1] for out in self._frozen.get_outputs())
-        shapes = (len(model.tasks), 0, self._dimensions), (0, f), (0, m)
+        networks = len(model.tasks) if model.rule.uses_networks else 0
+        shapes = (networks, 0, self._dimensions), (0, f), (0, m)
         empty = Features(*(np.zeros(shape, np.float32) for shape in shapes))
         parts = [empty, *chunks]  # the empty one gives every array its width if there are no images
         ran = [part.ran for part in chunks if part.ran is not None]
@@ -76,7 +77,7 @@ class Runtime:
         tokens = self._tokens(np.pad(pixels, ((0, extra), (0, 0), (0, 0), (0, 0))) if extra else pixels)
         feature, expanded = (part[:count] for part in self._frozen_features(tokens))
         ran = None
-        if not model.tasks:
+        if not model.tasks or not model.rule.uses_networks:
             tasks: Array = np.zeros((0, count, self._dimensions), np.float32)
         elif self._one_token:
             # What follows in the token is for the frozen feature only.

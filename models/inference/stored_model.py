@@ -3,6 +3,8 @@
     task.<k>/...    what the task has learned, never changed: adapters, norms; its Gaussians and its part of the frozen
                     statistics, changed only by further images of its classes; what it left in the shared adapters
     head.<k>.*, novelty.*    of the version: back-updating changes every head, and calibration the novelty decision
+    provisional/... of a provisional version only: what its pending tasks add in closed form, and the novelty decision
+                    with them; all other contents are those of the version without the pending tasks
     base/...        of a migrated folder only: see models/versions/format_2.py
 
 The frozen statistics of all tasks are the sum of the parts, added up when a version is read.
@@ -12,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
 import numpy as np
@@ -29,7 +31,7 @@ from models.inference.novelty import Novelty
 from models.inference.rules import Rule
 from models.inference.shared_adapters import Adapters, AdapterUpdate, SharedAdapters
 from models.versions.backbone_spec import BackboneSpec
-from models.versions.contents import BASE, HEADS, task_role
+from models.versions.contents import BASE, HEADS, PROVISIONAL, task_role
 from models.versions.manifest import FileEntry, Manifest
 from models.versions.reader import LoadedVersion
 
@@ -47,6 +49,24 @@ def model_tensors(model: Model) -> Tensors:
     for k in range(len(model.tasks)):
         out |= _prefixed(f"{task_role(k)}/", _task_tensors(model, k))
     return out
+
+
+@dataclass(frozen=True)
+class ClosedForm:
+    """What the pending tasks of a provisional version add to the learned ones."""
+
+    sums: TaskSums
+    classes: NDArray[np.int64]  # (c,), the classes whose statistics change, as columns of the scores; new ones last
+    counts: NDArray[np.int64]  # (c,), their statistics after the change
+    means: NDArray[np.floating]  # (c, f)
+    moments: NDArray[np.floating]  # (c, M)
+
+    def tensors(self, novelty: Novelty) -> Tensors:
+        """The content of the version, with its novelty decision."""
+        rows = {"classes": self.classes, "counts": self.counts}
+        rows |= {name: getattr(self, name).astype(np.float32) for name in ("means", "moments")}
+        out = _prefixed("frozen.", {**rows, **self.sums.tensors()}) | _prefixed("novelty.", _flat(novelty))
+        return _prefixed(f"{PROVISIONAL}/", out)
 
 
 def new_tensors(model: Model) -> tuple[Tensors, dict[str, FileEntry]]:
@@ -93,16 +113,15 @@ def _unchanged(task: TaskModel, stored: StoredTask) -> bool:
 
 
 def read_model(loaded: LoadedVersion) -> tuple[Model, Preprocessing]:
-    """The model and the preprocessing of a verified version, with all that a trainer needs.
+    """The model and the preprocessing of a verified version, with all that a trainer needs; without pending tasks.
 
     CorruptVersion if its tensors and manifest do not fit. `ModelCache` reads models that only answer.
     """
     manifest = loaded.manifest
     with readable(manifest):
         base = read_base(manifest.files[BASE], loaded.contents[BASE]) if BASE in manifest.files else None
-        tasks = [
-            read_task(manifest.files[task_role(k)], loaded.contents[task_role(k)]) for k in range(len(manifest.tasks))
-        ]
+        roles = [task_role(k) for k in range(manifest.learned_tasks)]
+        tasks = [read_task(manifest.files[role], loaded.contents[role]) for role in roles]
         spec = BackboneSpec.from_dict(manifest.backbone)
         frozen = summed(tasks, [task.sums for task in tasks if task.sums], *base_matrices(base, spec))
         shared = base.shared if base else None
@@ -110,9 +129,9 @@ def read_model(loaded: LoadedVersion) -> tuple[Model, Preprocessing]:
             if task.update is not None:
                 a, d = task.update.used2.shape
                 shared = task.update.applied(shared or SharedAdapters.empty(a, d))
-        if shared is None:
+        if shared is None and tasks:
             raise ValueError("no task holds the shared adapters")
-        model = assembled(manifest, loaded.contents[HEADS], tasks, frozen, shared, base)
+        model = assembled(manifest, loaded.contents[HEADS], tasks, frozen, shared or SharedAdapters.empty(), base)
         return model, checked_preprocessing(manifest, spec)
 
 
@@ -141,6 +160,19 @@ def read_task(entry: FileEntry, tensors: Mapping[str, NDArray[Any]]) -> StoredTa
         sums=read_sums(tensors),
         update=AdapterUpdate.from_tensors(shared) if shared else None,
     )
+
+
+def read_novelty(tensors: Mapping[str, NDArray[Any]]) -> Novelty:
+    return _part(Novelty, _below("novelty.", tensors))
+
+
+def with_pending(frozen: FrozenStatistics, tensors: Mapping[str, NDArray[Any]]) -> FrozenStatistics:
+    """The statistics with the class rows of the pending tasks; both matrices have their sums already."""
+    rows = _below("frozen.", tensors)
+    out = frozen.with_classes(max(int(rows["classes"].max(initial=-1)) + 1 - len(frozen.counts), 0))
+    for name in ("counts", "means", "moments"):
+        getattr(out, name)[rows["classes"]] = rows[name]
+    return out
 
 
 def read_sums(tensors: Mapping[str, NDArray[Any]]) -> TaskSums:
@@ -178,18 +210,19 @@ def assembled(
     shared: SharedAdapters,
     base: StoredBase | None,
 ) -> Model:
-    """The model of a version from its parts; `tensors` are those of the version itself."""
-    if sum(role.startswith("task.") for role in manifest.files) != len(manifest.tasks):
+    """The model of the learned tasks of a version from its parts; `tensors` are those of its heads."""
+    if len(stored) > len(manifest.tasks) or (len(stored) < len(manifest.tasks) and PROVISIONAL not in manifest.files):
         raise ValueError("the manifest names contents of another number of tasks")
     tasks = []
-    for k, (names, task) in enumerate(zip(manifest.tasks, stored, strict=True)):
+    for k, (names, task) in enumerate(zip(manifest.tasks, stored, strict=False)):  # pending tasks have no content
         head = _part(Head, _below(f"head.{k}.", tensors))
         if not len(head.bias) - 1 == len(task.gaussians.means) == len(task.counts) == len(names):
             raise ValueError(f"the tensors of the task {', '.join(names)} have another number of classes")
         parts = (task.adapters, task.norm_w, task.norm_b, head, task.gaussians)
         tasks.append(TaskModel(tuple(names), *parts, sums=task.sums, update=task.update, stored=task))
-    novelty = _part(Novelty, _below("novelty.", tensors))
-    return Model(shared, tuple(tasks), frozen, Rule.from_dict(manifest.rule), novelty, manifest.aliases, base)
+    rule = Rule.from_dict(manifest.refined_rule or manifest.rule)
+    aliases = {name: to for name, to in manifest.aliases.items() if any(name in task.classes for task in tasks)}
+    return Model(shared, tuple(tasks), frozen, rule, read_novelty(tensors), aliases, base)
 
 
 def checked_preprocessing(manifest: Manifest, spec: BackboneSpec) -> Preprocessing:

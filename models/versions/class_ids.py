@@ -33,6 +33,10 @@ def relabelled(samples: Mapping[str, Any], labels: Mapping[str, str]) -> dict[st
         "memory": dict(sorted((labels[label], keys) for label, keys in samples["memory"].items())),
         "seen": dict(sorted((labels[label], keys) for label, keys in samples["seen"].items())),
         "held_out": [{**row, "label": labels[row["label"]]} for row in samples["held_out"]],
+        "pending": {
+            task: dict(sorted((labels[label], keys) for label, keys in images.items()))
+            for task, images in samples.get("pending", {}).items()
+        },
     }
 
 

@@ -38,6 +38,8 @@ def summary(manifest: Manifest) -> dict[str, Any]:
     return {
         "task_id": manifest.task_id,
         "created": manifest.created.isoformat(timespec="seconds"),
+        "stage": manifest.stage,
+        "pending": [one.task_id for one in manifest.pending],
         "learned": metrics.get("images_per_class", {}),
         "accuracy": metrics.get("accuracy"),
         "novelty_auc": metrics.get("novelty_auc"),

@@ -2,7 +2,7 @@
 
 import json
 from datetime import UTC, datetime
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AwareDatetime,
@@ -20,7 +20,7 @@ from models.files import sha256_bytes
 
 # A release that adds fields raises MINOR: older releases ignore them. One that changes the meaning of a field, or that
 # cannot be read without a new field, raises SCHEMA: older releases refuse it.
-SCHEMA, MINOR = 2, 0
+SCHEMA, MINOR = 2, 1
 
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 # A task's id is the name of a folder (`rejected/<task_id>`): no separators, no leading dot.
@@ -47,6 +47,15 @@ class FileEntry(BaseModel):
             raise CorruptVersion(f"{name} does not match its sha256: its bytes were changed", "changed")
 
 
+class PendingTask(BaseModel):
+    """A task that is not learned yet: its classes answer in closed form."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    task_id: TaskId
+    submission: str | None = None
+
+
 class Manifest(BaseModel):
     """A version. The store fills in `version` (0 before that), and adds to `files` what it writes."""
 
@@ -66,6 +75,10 @@ class Manifest(BaseModel):
     preprocessing_sha256: str
     graphs: dict[str, Sha256]
     rule: dict[str, Any]
+    # Provisional: some tasks are pending (trainer/learning/provisional.py). They come last in `tasks`.
+    stage: Literal["provisional", "refined"] = "refined"
+    pending: list[PendingTask] = Field(default_factory=list)
+    refined_rule: dict[str, Any] | None = None  # of a provisional version: the rule of the version without them
     threshold: float | None  # a lower novelty score is novel; None: every image is
     novel_above: float = Field(ge=0, le=1)  # the same threshold as a probability: a larger p_novel is novel
     metrics: dict[str, Any]
@@ -85,6 +98,25 @@ class Manifest(BaseModel):
         if [len(task) for task in self.class_ids] != [len(task) for task in self.tasks] or len({*ids}) != len(ids):
             raise ValueError("class_ids must have one id for each class of tasks, and no id twice")
         return self
+
+    @model_validator(mode="after")
+    def _provisional_while_tasks_are_pending(self) -> Self:
+        if (self.stage == "provisional") != bool(self.pending) or bool(self.pending) != bool(self.refined_rule):
+            raise ValueError("a provisional version, and no other, has pending tasks and the rule without them")
+        return self
+
+    def has_learned(self, task_id: str) -> bool:
+        """Whether this is the version in which the task was learned, not one in which it is pending."""
+        return self.task_id == task_id and not self.is_pending(task_id)
+
+    def is_pending(self, task_id: str, submission: str | None = None) -> bool:
+        """Whether the classes of the task answer in closed form; of any submission by default."""
+        return any(one.task_id == task_id and submission in (None, one.submission) for one in self.pending)
+
+    @property
+    def learned_tasks(self) -> int:
+        """The number of tasks with a content of their own; those after them in `tasks` are pending."""
+        return sum(role.startswith("task.") for role in self.files)
 
     @property
     def id_of(self) -> dict[str, str]:
@@ -119,6 +151,8 @@ class Manifest(BaseModel):
                 "schema",
             )
         minor = document.setdefault("schema_minor", 0)
+        if minor == 0:
+            document = {"stage": "refined", "pending": [], "refined_rule": None, **document}
         if isinstance(minor, int) and minor > MINOR:
             document = _known_fields(cls, document)
         # Defaults are for new manifests; a written one has every field.

@@ -142,10 +142,10 @@ class VersionReader:
         It is in the lineage, or was published for the given submission: a roll back between the promotion and the
         worker's report must not publish the submission a second time.
         """
-        found = next((n for n in self.lineage() if self._manifest_or_none(n, task_id)), None)
+        found = next((n for n in self.lineage() if self._learned_in(n, task_id)), None)
         if found is not None or not submission:
             return found
-        learned = {n: self._manifest_or_none(n, task_id) for n in sorted(self._promoted())}
+        learned = {n: self._learned_in(n, task_id) for n in sorted(self._promoted())}
         return next((n for n, manifest in learned.items() if manifest and manifest.submission == submission), None)
 
     def manifest_path(self, n: int) -> Path:
@@ -186,6 +186,10 @@ class VersionReader:
         except CorruptVersion:
             return None
         return manifest if task_id in (None, manifest.task_id) else None
+
+    def _learned_in(self, n: int, task_id: str) -> Manifest | None:
+        manifest = self._manifest_or_none(n, task_id)
+        return manifest if manifest and manifest.has_learned(task_id) else None
 
     def _get(self, key: str, name: str) -> bytes:
         try:

@@ -44,14 +44,15 @@ def _check_outcomes(store: VersionStore, queue: TaskQueue, tasks: list[TaskSumma
     current, learned = current_or_none(store), dict[str, Manifest]()
     while current in manifests:
         manifest = manifests[current]
-        learned[manifest.task_id] = manifest
+        if manifest.has_learned(manifest.task_id):
+            learned[manifest.task_id] = manifest
         current = manifest.parent
     for task in tasks:
         if task.state == "published":
             made = manifests.get(task.version or 0)
             if made is None and task.version in pruned:
                 continue
-            if made is None or made.task_id != task.id:
+            if made is None or not (made.has_learned(task.id) or made.is_pending(task.id)):
                 message = f"it is published as version {task.version}, which is not its version or is damaged"
                 yield Finding("version_missing", f"task {task.id}", message)
         elif task.ended and task.id in learned and learned[task.id].submission == _submission(queue, task.id):

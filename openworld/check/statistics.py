@@ -38,7 +38,7 @@ def check_statistics(root: Path, report: Report) -> Iterator[Finding]:
         by_name = samples_by_name(store.samples(loaded.manifest.version), loaded.manifest)
     except CorruptVersion:
         return  # reported by the check of versions
-    samples, images, model = Samples.from_json(by_name), ImageStore(root), predictor.model
+    samples, images, model = Samples.from_json(by_name).with_pending_seen(), ImageStore(root), predictor.model
     subject = f"version {loaded.manifest.version}"
     counts = dict(zip(model.classes, model.frozen.counts.tolist(), strict=True))
     for name, count in counts.items():

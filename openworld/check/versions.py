@@ -80,12 +80,13 @@ def _check_lineage(manifests: dict[int, Manifest]) -> Iterator[Finding]:
         step: int | None = n
         while step is not None and step in manifests:
             found = manifests[step]
-            if found.task_id in learned:
+            if found.has_learned(found.task_id) and found.task_id in learned:
                 where = f"version {n}, task {found.task_id}"
                 yield Finding(
                     "learned_twice", where, f"learned in version {step} and again in {learned[found.task_id]}"
                 )
-            learned[found.task_id] = step
+            if found.has_learned(found.task_id):
+                learned[found.task_id] = step
             if found.parent is not None and found.parent >= step:
                 yield Finding("parent_not_earlier", f"version {step}", f"its parent is version {found.parent}")
                 break

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -123,10 +124,19 @@ class Demo:
         out.print("Each class is one photograph in many views: this shows the loop, it does not measure accuracy.")
 
     def _follow(self, task: TaskAnswer, names: Sequence[str]) -> None:
-        ended = follow(self._client, task, " and ".join(names))
+        started = time.monotonic()
+
+        def on_provisional(version: int) -> None:
+            seconds = time.monotonic() - started
+            self._print(f"  Version {version} answers with them {seconds:.1f} s after the submission:")
+            for name in names:
+                answers = self._ask(views(name, TEST_VIEWS, FIRST_TEST_VIEW), version)
+                self._print(f"  {name}, {TEST_VIEWS} test views: {summarise(name, answers, taught=True)}")
+
+        ended = follow(self._client, task, " and ".join(names), on_provisional)
         if ended.state != "published":
             raise OpenWorldError(f"task {task.id} is {ended.state}: {ended.reason}")
-        self._print(f"  Version {ended.version} is published{'' if task.fresh else ' (by an earlier run)'}.")
+        self._print(f"  Version {ended.version} has learned them{'' if task.fresh else ' (by an earlier run)'}.")
         self._columns.append(f"version {ended.version}")
         self._measure(names, ended.version)
 

@@ -84,10 +84,10 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"already learned as version {n}{hint}: nothing to do")
     else:
         tables.print_report(outcome.manifest)
-        tables.print_advice(Advice.model_validate(outcome.manifest.metrics["advice"]), origins)
+        tables.print_advice(Advice.model_validate(outcome.manifest.metrics["advice"] or {}), origins)
         if outcome.state == "published":
             print(f"version {outcome.manifest.version} is current")
-    if outcome.state == "rejected" and outcome.verdict:
+    if outcome.state in ("rejected", "provisional") and outcome.verdict:  # pending since it was submitted before
         print(f"rejected, version {store.current()} stays current:", file=sys.stderr)
         print(*(f"  - {reason}" for reason in outcome.verdict.reasons), sep="\n", file=sys.stderr)
         print(f"the rejected version is kept in {outcome.path}", file=sys.stderr)

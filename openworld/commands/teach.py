@@ -7,7 +7,7 @@ import json
 import sys
 import time
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -68,7 +68,9 @@ def run(arguments: argparse.Namespace) -> int:
             tables.console().print(tables.task_table(task.result["tasks"]))
             tables.console().print(f"estimate {tables.estimate(task.result)}")
             tables.print_advice(Advice.model_validate(task.result.get("advice") or {}), origins)
-        if task.state == "published":
+        if task.state == "published" and task.reason:
+            print(f"version {task.version} answers with them provisionally, because learning failed: {task.reason}")
+        elif task.state == "published":
             address = remote.service_url(arguments.url).rstrip("/")
             print(f"version {task.version} is active: {address}/#/versions/{task.version}")
         else:
@@ -76,13 +78,24 @@ def run(arguments: argparse.Namespace) -> int:
     return 0 if arguments.no_wait else EXIT_CODES.get(task.state, 2)
 
 
-def follow(client: Client, task: TaskAnswer, what: str) -> TaskAnswer:
-    """Show the progress of a task until it ends and, if it is published, until its version is active."""
+def follow(
+    client: Client, task: TaskAnswer, what: str, on_provisional: Callable[[int], None] | None = None
+) -> TaskAnswer:
+    """Show the progress of a task until it ends and, if it is published, until its version is active.
+
+    `on_provisional` is called once with the version that answers with its classes before it is learned, when it does.
+    """
     with Display() as display:
         display.say(f"{what}: waiting for the trainer")
+        told = False
         while task.state in ("queued", "learning", "evaluating"):
             time.sleep(POLL_SECONDS)
             task = client.task(task.id)
+            if task.provisional is not None and not told and client.versions().serving >= task.provisional:
+                told = True
+                display.note(f"version {task.provisional} answers with {', '.join(task.counts)} already")
+                if on_provisional is not None:
+                    on_provisional(task.provisional)
             if task.progress is not None:
                 fields = task.progress.model_dump(exclude={"losses"})
                 display(Event(task=task.id, **fields))

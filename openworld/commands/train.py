@@ -64,7 +64,15 @@ def run(arguments: argparse.Namespace) -> int:
             ) from error
     queue = TaskQueue(client, prefix, lease_seconds=settings.lease_seconds, max_attempts=settings.max_attempts)
     name = f"{socket.gethostname()}-{os.getpid()}"
-    worker = Worker(arguments.data, queue, learner, name, metrics, lambda version: announce(client, version, prefix))
+    worker = Worker(
+        arguments.data,
+        queue,
+        learner,
+        name,
+        metrics,
+        lambda version: announce(client, version, prefix),
+        provisional=settings.provisional == "on",
+    )
 
     def stop(number: int, frame: FrameType | None) -> None:
         log.info("stopping at the end of the epoch; send the signal again to stop at once")

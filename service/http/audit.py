@@ -22,6 +22,7 @@ ACTIONS = {
     "POST /tasks": "task.submit",
     "POST /tasks/{task_id}/cancel": "task.cancel",
     "POST /tasks/{task_id}/retry": "task.retry",
+    "PUT /refinement": "refinement.pause",
     "PATCH /classes/{name}": "class.edit",
     "POST /versions/{version}/activate": "version.activate",
     "POST /novelties": "novelty.report",

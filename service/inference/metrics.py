@@ -111,6 +111,9 @@ class Metrics:
             "What the threshold was set to: the share of known images to accept, or of simulated novel ones to flag",
             *("version", "target"),
         )
+        self.pending_tasks = gauge(
+            "pending_tasks", "Tasks of the active version that answer in closed form and are not learned yet"
+        )
         self.swaps = counter("model_swaps_total", "Times that another version became active")
         self.load_failures = counter("model_load_failures_total", "Failed attempts to load a version", "reason")
         self.load_seconds = histogram(
@@ -167,6 +170,7 @@ class Metrics:
         self.model_info.labels(self._version_label(version), sha256).set(1)
         for gauge in (self.version_accuracy, self.version_novelty_auc, self.version_novel_above, self.version_target):
             gauge.clear()
+        self.pending_tasks.set(len(manifest.pending) if manifest else 0)
         if manifest is not None:
             self._show_figures(str(version), manifest)
 

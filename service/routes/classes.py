@@ -76,7 +76,6 @@ def _classes(manifest: Manifest | None) -> Classes:
         for name in names:
             goal = label_of(name, manifest.aliases)
             state = "active" if goal == name else "retired" if goal is None else "merged"
-            entries.append(
-                ClassEntry(name=name, task=task, state=state, merged_into=goal if state == "merged" else None)
-            )
+            merged_into, pending = goal if state == "merged" else None, task >= manifest.learned_tasks
+            entries.append(ClassEntry(name=name, task=task, state=state, merged_into=merged_into, provisional=pending))
     return Classes(version=manifest.version, classes=entries)

@@ -72,7 +72,7 @@ def explain(predictor: ServableModel, pixels: Array) -> Explanation:
     answered, tasks = NOTHING_KNOWN, list[TaskEvidence]()
     fitted: dict[str, Any] = {"rule": None, "weights": {}, "threshold": None, "calibrated_threshold": None}
     fitted["novel_above"] = None
-    if isinstance(predictor, Predictor) and predictor.model.tasks:
+    if isinstance(predictor, Predictor) and predictor.model.classes:
         model = predictor.model
         evidence = model.evidence(predictor.runtime.features(model, pixels[None]))
         answered, tasks = answer(model, evidence)[0], _tasks(model, evidence)
@@ -91,8 +91,8 @@ def _tasks(model: Model, evidence: Evidence) -> list[TaskEvidence]:
     all_probabilities = np.exp(log_probabilities(evidence, model.rule.scales))[0]
     coefficients = np.exp(log_coefficients(evidence))[0]
     first, out = 0, []
-    for k, task in enumerate(model.tasks):
-        probabilities = all_probabilities[first : first + len(task.classes)]
+    for k, names in enumerate(model.classes_by_task):
+        probabilities = all_probabilities[first : first + len(names)]
         classes = [
             ClassEvidence(
                 name=name,
@@ -104,7 +104,7 @@ def _tasks(model: Model, evidence: Evidence) -> list[TaskEvidence]:
                 ridge=float(frozen.ridge[0, first + c]),
                 score=float(scores[first + c]),
             )
-            for c, name in enumerate(task.classes)
+            for c, name in enumerate(names)
         ]
         out.append(
             TaskEvidence(
@@ -115,5 +115,5 @@ def _tasks(model: Model, evidence: Evidence) -> list[TaskEvidence]:
                 classes=classes,
             )
         )
-        first += len(task.classes)
+        first += len(names)
     return out

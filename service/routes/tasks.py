@@ -122,6 +122,7 @@ async def tasks(
         tasks=[TaskAnswer.model_validate(task) for task in found],
         next=found[-1].id if len(found) == limit else None,
         counts=await container.ask_queue(queue.counts),
+        paused=await container.ask_queue(lambda: queue.paused),
     )
 
 

@@ -12,7 +12,7 @@ from cachetools import TTLCache, cached
 from fastapi import APIRouter, Path, Query, Request
 
 from models.inference.novelty import SUMMARIES
-from models.versions.contents import HEADS, decode_tensors
+from models.versions.contents import HEADS, PROVISIONAL, decode_tensors
 from models.versions.disk_usage import disk_usage
 from models.versions.history import history
 from models.versions.manifest import Manifest
@@ -112,6 +112,8 @@ def version_detail(store: VersionStore, number: int) -> VersionDetail:
         parent=manifest.parent,
         task_id=manifest.task_id,
         created=manifest.created,
+        stage=manifest.stage,
+        pending=[one.task_id for one in manifest.pending],
         tasks=manifest.tasks,
         aliases=manifest.aliases,
         accuracy=metrics.get("accuracy"),
@@ -145,6 +147,7 @@ def _advice(advice: dict[str, Any] | None, images: ImageStore) -> Advice | None:
 
 def _novelty(store: VersionStore, manifest: Manifest) -> dict[str, list[float]]:
     what = f"version {manifest.version}"
-    tensors = decode_tensors(store.content(HEADS, manifest.files[HEADS], what), f"{what}: {HEADS}")
+    role = PROVISIONAL if PROVISIONAL in manifest.files else HEADS
+    tensors = decode_tensors(store.content(role, manifest.files[role], what), f"{what}: {role}")
     found = {name: tensors[f"novelty.{name}"] for name in ("weights", "known", "simulated")}
     return {name: array[np.isfinite(array)].tolist() for name, array in found.items()}

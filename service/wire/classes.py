@@ -14,6 +14,7 @@ class ClassEntry(BaseModel):
     task: int = Field(description="the task that it was learned in, from 0")
     state: Literal["active", "merged", "retired"]
     merged_into: str | None = None
+    provisional: bool = Field(False, description="it answers in closed form: its task is not learned yet")
 
 
 class Classes(BaseModel):

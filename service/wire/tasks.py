@@ -42,13 +42,30 @@ class TaskAnswer(BaseModel):
     attempts: int = Field(description="how often a worker has claimed it")
     cancel_requested: bool = False
     progress: TaskProgress | None = None
+    provisional: int | None = Field(
+        None, description="the first version that answers with its classes, in closed form, before it is learned"
+    )
     version: int | None = Field(None, description="the version that it became")
-    reason: str | None = Field(None, description="why it was rejected, failed, or is tried again")
+    reason: str | None = Field(
+        None, description="why it was rejected, failed, is tried again, or stays provisional although published"
+    )
     result: dict[str, Any] | None = Field(
         None, description="accuracy and AUC of each task, the estimates for fresh images, and the advice"
     )
     warnings: list[str] = Field([], description="classes with one image; only in the answer to a submitted batch")
     fresh: bool = Field(True, description="false: the same batch was submitted before, and this is its task")
+
+
+class Refinement(BaseModel):
+    """Whether trainers learn tasks."""
+
+    paused: bool = Field(description="true: submitted classes answer provisionally and are not learned further")
+
+
+class RefinementChange(BaseModel):
+    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"paused": True}]})
+
+    paused: bool
 
 
 class TaskPage(BaseModel):
@@ -57,6 +74,7 @@ class TaskPage(BaseModel):
     tasks: list[TaskAnswer]
     next: str | None = Field(None, description="pass it as `before` for the next page")
     counts: dict[str, int] = Field(description="stored tasks, by state")
+    paused: bool = Field(False, description="learning is paused: see PUT /refinement")
 
 
 class Labels(BaseModel):

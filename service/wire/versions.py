@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 
@@ -25,6 +25,10 @@ class VersionSummary(BaseModel):
     parent: int | None = None
     task_id: str | None = None
     created: datetime | None = None
+    stage: Literal["provisional", "refined"] = Field(
+        "refined", description="provisional: some of its tasks answer in closed form and are not learned yet"
+    )
+    pending: list[str] = Field(default_factory=list, description="the ids of these tasks")
     state: str = Field(description="serving, available, or damaged")
     reason: str | None = Field(None, description="why it is damaged")
     learned: dict[str, int] = Field(default_factory=dict, description="images per class in its task's batch")
@@ -99,6 +103,10 @@ class VersionDetail(BaseModel):
     parent: int | None
     task_id: str
     created: datetime
+    stage: Literal["provisional", "refined"] = Field(
+        "refined", description="provisional: some of its tasks answer in closed form and are not learned yet"
+    )
+    pending: list[str] = Field(default_factory=list, description="the ids of these tasks")
     tasks: list[list[str]] = Field(description="all classes, by task")
     aliases: dict[str, str | None] = Field(description="merged classes, and retired ones (null)")
     accuracy: Accuracy = None

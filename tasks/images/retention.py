@@ -134,7 +134,7 @@ class Retention:
         return tuple(found)
 
     def _parts_with(self, version: int, sha256: str) -> set[str]:
-        """Return the parts of a version's samples that name the image: `memory`, `held_out`, `seen`."""
+        """Return the parts of a version's samples that name the image: `memory`, `held_out`, `pending`, `seen`."""
         try:
             text = self._store.samples_text(version)
             if sha256.encode() not in text:  # ten times as fast as parsing; true for most versions
@@ -152,6 +152,9 @@ def _images_by_part(samples: Any) -> dict[str, set[str]]:
         return {
             "memory": {key for keys in samples["memory"].values() for key in keys},
             "held_out": {row["key"] for row in samples["held_out"]},
+            "pending": {
+                key for images in samples.get("pending", {}).values() for keys in images.values() for key in keys
+            },
         }
     except (KeyError, TypeError, AttributeError) as error:
         raise CorruptVersion(f"the samples are not what a trainer writes ({error!r})") from error

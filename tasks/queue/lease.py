@@ -45,9 +45,9 @@ class Lease:
         """
         return self._renew({"state": state, "progress": progress.model_dump_json()}, checkpoint=checkpoint)
 
-    def publish(self, version: int, result: Mapping[str, Any] | None = None) -> Task:
-        """End the task as published. The version must be on disk."""
-        return self._release("published", None, {"version": str(version)}, result)
+    def publish(self, version: int, result: Mapping[str, Any] | None = None, reason: str | None = None) -> Task:
+        """End the task as published. The version must be on disk. `reason`: why it stays provisional."""
+        return self._release("published", reason, {"version": str(version)}, result)
 
     def reject(self, reason: str, result: Mapping[str, Any] | None = None) -> Task:
         """End the task as rejected by the gate."""

@@ -16,6 +16,7 @@ import json
 import secrets
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
@@ -37,7 +38,18 @@ UNHELD = "-"  # the consumer of requeued entries: a delivered entry cannot becom
 _LEASE_FIELDS = ("entry", "claim", "released", "checkpoint", "uncounted")  # they have no meaning in another Redis
 
 _Script = Literal[
-    "submit", "claim", "renew", "release", "cancel", "retry", "list", "counts", "oldest", "check", "export"
+    "submit",
+    "claim",
+    "renew",
+    "release",
+    "cancel",
+    "retry",
+    "list",
+    "counts",
+    "oldest",
+    "check",
+    "export",
+    "provisional",
 ]
 
 
@@ -166,6 +178,35 @@ class TaskQueue:
         with redis_errors():
             self._client.xread({f"{self.prefix}:tasks": after}, count=1, block=max(1, round(seconds * 1000)))
 
+    def record_provisional(self, task_id: str, version: int, submission: str | None = None) -> None:
+        """Record the version that answers with the classes of a task that is not learned yet.
+
+        Without effect if the task has ended, or was submitted again since.
+        """
+        self._run("provisional", id=task_id, version=version, submission=submission)
+
+    def waiting(self) -> list[Task]:
+        """The tasks that wait for a worker, oldest first."""
+        tasks = []
+        for summary in reversed(self.list_tasks(limit=None, states=["queued"])):
+            with suppress(UnknownTask):  # ended since, and deleted from the history
+                tasks.append(self.get(summary.id))
+        return [task for task in tasks if task.state == "queued"]
+
+    @property
+    def paused(self) -> bool:
+        """Whether workers claim no tasks; what is submitted answers provisionally."""
+        with redis_errors():
+            return bool(self._client.exists(f"{self.prefix}:paused"))
+
+    def pause(self, paused: bool) -> None:
+        """Let workers claim no further tasks, or let them claim again."""
+        with redis_errors():
+            if paused:
+                self._client.set(f"{self.prefix}:paused", "1")
+            else:
+                self._client.delete(f"{self.prefix}:paused")
+
     # Read
 
     def get(self, task_id: str) -> Task:
@@ -181,7 +222,7 @@ class TaskQueue:
 
     def stamp(self, task_id: str) -> list[str | None]:
         """Return a few bytes that differ after every change of the task."""
-        return self._fields(task_id, ("updated", "state", "cancel_requested"))
+        return self._fields(task_id, ("updated", "state", "cancel_requested", "provisional"))
 
     def _fields(self, task_id: str, names: Iterable[str]) -> list[str | None]:
         with redis_errors():

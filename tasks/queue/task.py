@@ -65,6 +65,7 @@ class _TaskBase(BaseModel):
     attempts: NonNegativeInt = 0  # leases so far; not those that were handed back or advanced the checkpoint
     cancel_requested: bool = False  # a worker holds the task and will end it soon
     progress: TaskProgress | None = None
+    provisional: int | None = None  # the version that answers with its classes before it is learned
     version: int | None = None
     reason: str | None = None  # of the rejection, failure or cancellation; of a queued task: of its last failed attempt
     result: dict[str, Any] | None = None  # metrics of the gate

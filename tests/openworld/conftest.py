@@ -46,7 +46,7 @@ def first(environment: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFact
     """A data folder with one version, learned once per test process. Tests must not change it."""
     from tests.support.exported import export_once
 
-    environment.setattr("trainer.publish.export", export_once)  # the export takes longer than the training
+    environment.setattr("trainer.context.export", export_once)  # the export takes longer than the training
     return _first_version(tmp_path_factory.getbasetemp() / "coloured")
 
 

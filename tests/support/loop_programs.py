@@ -28,6 +28,7 @@ from service.routes import tasks as routes
 from tasks.queue import TaskQueue
 from tests.support.settings import learner_settings
 from tests.support.tiny_model import TINY_SETTINGS, tiny_backbone
+from trainer import context
 from trainer import publish as publishing
 from trainer.learning.progress import Event
 from trainer.learning.settings import LearnerSettings
@@ -145,7 +146,7 @@ def _arm_trainer() -> None:
     train.settings_from = lambda kind, given: (  # type: ignore[assignment]
         learner_settings(**chosen) if kind is LearnerSettings else settings_from(kind, given)
     )
-    publishing.open_backbone = lambda *arguments: tiny_backbone()  # type: ignore[assignment]
+    context.open_backbone = lambda *arguments: tiny_backbone()  # type: ignore[assignment]
     publishing.VersionStore = lambda root: VersionStore(root, on_step=_at)  # type: ignore[assignment, misc]
     work, on_event = worker.Worker.work, worker._LeaseKeeper.on_event
     publish = worker.Lease.publish

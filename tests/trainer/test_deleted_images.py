@@ -27,7 +27,7 @@ from trainer.learning.checkpoint import Checkpoint
 from trainer.learning.learner import Learned, Learner
 from trainer.learning.memory import HeldOut, Samples
 from trainer.learning.tokens import TokenCache
-from trainer.publish import Parent
+from trainer.parent import Parent
 
 
 def test_samples_without_deleted_images_keep_their_classes() -> None:

@@ -22,7 +22,7 @@ from tests.support.images import write_classes
 from tests.support.servers import learned_folder
 from tests.support.tiny_model import TinyImages, tiny_backbone, tiny_settings
 from tests.support.version_stores import seen_by_name
-from trainer import publish
+from trainer import context, publish
 from trainer.data_folder import Turn, training_lock
 from trainer.learning.progress import Event
 from trainer.publish import Outcome, learn_batch
@@ -34,7 +34,7 @@ IMAGES = [TinyImages().read(f"plum/{number}") for number in range(6)]
 
 @pytest.fixture(autouse=True)
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(publish, "open_backbone", lambda *arguments: tiny_backbone())
+    monkeypatch.setattr(context, "open_backbone", lambda *arguments: tiny_backbone())
 
 
 @pytest.fixture(scope="module")

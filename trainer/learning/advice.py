@@ -11,7 +11,7 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
-from models.inference.evidence import Evidence, Floats, FrozenScores, log_softmax
+from models.inference.evidence import Floats, FrozenScores, log_softmax
 from models.inference.rules import FROZEN_TERMS, Rule
 
 MOST_PAIRS, MOST_LABELS, MOST_CLASSES = 5, 10, 3
@@ -105,7 +105,7 @@ def frozen_rule(rule: Rule, left_out: FrozenScores, columns: NDArray[np.int64]) 
     rows = np.flatnonzero(~np.isnan(left_out.ridge).any(axis=1))
     if len(rows) == 0:
         return Rule(rule.name, weights)
-    scores = Rule(rule.name, weights).log_scores(Evidence.of_tasks([], [], [], left_out))[rows]
+    scores = rule.frozen_scores(left_out)[rows]
 
     def loss(factor: float) -> float:
         return -float(log_softmax(factor * scores)[np.arange(len(rows)), columns[rows]].mean())
@@ -122,8 +122,7 @@ def label_shares(
     labels: Sequence[str | None],
 ) -> Shares:
     """The shares of all images that were left out: merged classes are one label, retired classes do not count."""
-    frozen_only = Rule(rule.name, {name: rule.weights.get(name, 0.0) for name in FROZEN_TERMS})
-    scores = frozen_only.log_scores(Evidence.of_tasks([], [], [], left_out))
+    scores = rule.frozen_scores(left_out)
     names = tuple(dict.fromkeys(name for name in labels if name is not None))
     active = np.flatnonzero([name is not None for name in labels])
     of_class = np.array([-1 if name is None else names.index(name) for name in labels], np.int64)

@@ -94,17 +94,21 @@ def fit_cascade(
     """
     rows = np.asarray(~np.isnan(left_out.ridge).any(axis=1))
     known = left_out.rows(rows)
-    terms = np.stack([known.term(name) for name in FROZEN_TERMS], axis=2)
-    deviation = terms.std(axis=1).mean(axis=0) if len(terms) else np.zeros(len(FROZEN_TERMS))
-    scale = np.where(deviation > 1e-9, deviation, 1.0)
-    weights = {name: prior.rule[name] / float(own) for name, own in zip(FROZEN_TERMS, scale, strict=True)}
-    everything = Cascade(weights, np.inf, most)
+    everything = Cascade(prior_weights(known, prior), np.inf, most)
     if not rows.any() or len(counts) < 2:
         return replace(everything, margin=float(np.finfo(np.float64).max))
     scores = everything.task_scores(known, counts)
     own = np.repeat(np.arange(len(counts)), counts)[columns[rows]]
     gaps = scores.max(axis=1) - np.take_along_axis(scores, own[:, None], axis=1)[:, 0]
     return replace(everything, margin=float(np.quantile(gaps, share, method="higher")))
+
+
+def prior_weights(left_out: FrozenScores, prior: Prior) -> dict[str, float]:
+    """The prior's weights of the frozen terms, for terms as they are."""
+    terms = np.stack([left_out.term(name) for name in FROZEN_TERMS], axis=2)
+    deviation = terms.std(axis=1).mean(axis=0) if len(terms) else np.zeros(len(FROZEN_TERMS))
+    scale = np.where(deviation > 1e-9, deviation, 1.0)
+    return {name: prior.rule[name] / float(own) for name, own in zip(FROZEN_TERMS, scale, strict=True)}
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ def evaluate(
     Which class is fitted on held-out images, because the networks have seen all others. Whether novel is fitted on all
     kept images, because it weighs frozen evidence only.
     """
-    labels = _chosen(samples, settings.recipe.calibration_images, rng)
+    labels = choose_images(samples, settings.recipe.calibration_images, rng)
     keys, column = list(labels), {name: c for c, name in enumerate(model.classes)}
     columns = np.array([column[labels[key]] for key in keys], np.int64)
     kept = LeaveOut(model.frozen, *tokens.frozen(keys), columns)
@@ -77,7 +77,7 @@ def evaluate(
         rule = fitted
         simulations = simulated_novelty(kept, rng)
         novelty = fit_novelty(left_out, simulations, settings.recipe.prior, target)
-        novelty_auc = _auc(novelty, simulations) if simulations else None
+        novelty_auc = simulated_auc(novelty, simulations) if simulations else None
     model = replace(model, rule=rule, novelty=novelty)
     names = [labels[key] for key in held_keys]
     # The paper's rule has no frozen terms, so the advice always follows the fitted rule.
@@ -118,7 +118,7 @@ def _spread(features: Sequence[NDArray[np.float32]], ran: Chosen) -> NDArray[np.
     return out
 
 
-def _chosen(samples: Samples, most: int, rng: np.random.Generator) -> dict[str, str]:
+def choose_images(samples: Samples, most: int, rng: np.random.Generator) -> dict[str, str]:
     """Kept images, key -> class: at most `most`, the same number of each class, held-out ones first."""
     by_class: dict[str, list[str]] = {name: [] for name in samples.memory}
     for sample in samples.held_out:
@@ -129,7 +129,7 @@ def _chosen(samples: Samples, most: int, rng: np.random.Generator) -> dict[str, 
     return {key: name for name, keys in by_class.items() for key in keys[:quota]}
 
 
-def _auc(novelty: Novelty, simulations: Sequence[tuple[Floats, Floats]]) -> float | None:
+def simulated_auc(novelty: Novelty, simulations: Sequence[tuple[Floats, Floats]]) -> float | None:
     """Known against novel images of all simulations."""
     known, novel = ([side @ novelty.weights[:-1] for side in sides] for sides in zip(*simulations, strict=True))
     return auc(np.concatenate(known), np.concatenate(novel))

@@ -138,7 +138,7 @@ class Learner:
     def _prepare_tokens(self, parent: Model, samples: Samples, images: Images, new: Images, progress: Progress) -> None:
         """Plan the progress of the whole task, counted in images, and compute the trunk's tokens."""
         replay = _keys(samples.memory)
-        needed = sorted({*samples.keys, *_keys(images)})
+        needed = sorted({*samples.learned_keys, *_keys(images)})
         trained_on = sorted({*_keys(images), *replay})
         total = len(needed) + (self.settings.views - 1) * len(trained_on)
         # Back-updating and evaluating pass about every image through every task's network.

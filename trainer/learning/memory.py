@@ -34,17 +34,38 @@ class Samples:
     memory: dict[str, tuple[str, ...]] = field(default_factory=dict)  # class -> image keys
     held_out: tuple[HeldOut, ...] = ()
     seen: dict[str, tuple[str, ...]] = field(default_factory=dict)  # every image ever learned, kept or not
+    # Of a provisional version: the images of each pending task, by class. No other part names them yet.
+    pending: dict[str, dict[str, tuple[str, ...]]] = field(default_factory=dict)
 
     @property
     def keys(self) -> set[str]:
         """The images that must be kept."""
+        pending = {key for images in self.pending.values() for keys in images.values() for key in keys}
+        return self.learned_keys | pending
+
+    @property
+    def learned_keys(self) -> set[str]:
         return {key for keys in self.memory.values() for key in keys} | {sample.key for sample in self.held_out}
+
+    def with_pending_seen(self) -> Self:
+        """The samples with the images of the pending tasks in `seen`, as if they had been learned."""
+        out = self
+        for images in self.pending.values():
+            corrected = corrections(images, out)
+            out = out.without(corrected)
+            fresh = {name: [key for key in keys if key not in out.seen.get(name, ())] for name, keys in images.items()}
+            out = replace(out, seen=merged(out.seen, fresh))
+        return out
 
     def without_missing(self, present: Container[str]) -> Self:
         """The samples without deleted images. A class without images stays in the memory."""
         memory = {name: tuple(key for key in keys if key in present) for name, keys in self.memory.items()}
         held_out = tuple(sample for sample in self.held_out if sample.key in present)
-        return replace(self, memory=memory, held_out=held_out)
+        pending = {
+            task: {name: tuple(key for key in keys if key in present) for name, keys in images.items()}
+            for task, images in self.pending.items()
+        }
+        return replace(self, memory=memory, held_out=held_out, pending=pending)
 
     def without(self, keys: Container[str]) -> Self:
         """The samples as if these images had never been learned."""

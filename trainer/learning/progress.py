@@ -20,13 +20,16 @@ class Event:
 Listener = Callable[[Event], None]
 # Share of the work before a first estimate: reading an image takes longer than training on it.
 ESTIMATE_FROM = 0.05
+LOOK_SECONDS = 1.0
 
 
 class Progress:
     """Turns finished work into events. Work is counted in images that pass through the network."""
 
-    def __init__(self, task: str, listener: Listener) -> None:
-        self._task, self._listener = task, listener
+    def __init__(self, task: str, listener: Listener, look: Callable[[], None] = lambda: None) -> None:
+        """`look` is called after every event, and about once per second between them; it may raise."""
+        self._task, self._listener, self._look = task, listener, look
+        self._looked = time.monotonic()
         self._total = self._done = self._skipped = 0.0
         self._started = time.monotonic()
 
@@ -48,3 +51,11 @@ class Progress:
             left = (time.monotonic() - self._started) / own * max(self._total - self._done, 0.0)
         share = min(self._done / self._total, 1.0) if self._total else 1.0
         self._listener(Event(self._task, phase, epoch, epochs, loss, share, left, saved))
+        self._look()
+        self._looked = time.monotonic()
+
+    def tick(self) -> None:
+        """Call it after each small step."""
+        if time.monotonic() - self._looked >= LOOK_SECONDS:
+            self._look()
+            self._looked = time.monotonic()

@@ -4,7 +4,7 @@ All tasks share the adapters. After each optimiser step, every entry that an ear
 the gradient (Eq. grad_mod) is not enough, because momentum and weight decay also change weights with a zero gradient.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -134,7 +134,7 @@ class _TaskNetwork:
     def masks(self, s: float) -> Masks:
         return Masks(*(hat.soft_mask(self.parameters[key], s) for key in EMBEDDINGS))
 
-    def epoch(self, data: TaskData, rng: np.random.Generator) -> float:
+    def epoch(self, data: TaskData, rng: np.random.Generator, on_step: Callable[[], None]) -> float:
         """Train on batches of new images, each with as many replayed ones as `ood` (Eq. ood_obj + Eq. hat_reg)."""
         tokens, settings = self._tokens, self._settings
         batch, passes = min(settings.batch_size, len(data.keys)), _passes(len(data.keys), settings)
@@ -155,6 +155,7 @@ class _TaskNetwork:
             loss = loss + settings.recipe.sparsity * hat.sparsity(list(masks), [self.used1, self.used2])
             self.step(loss)
             losses.append(float(loss.detach()))
+            on_step()
         return float(np.mean(losses))
 
     def step(self, loss: Tensor) -> None:
@@ -214,7 +215,7 @@ def train_task(
     per_epoch = image_passes(data, settings) / settings.epochs
     progress.skip(finished * per_epoch)
     for epoch in range(finished, settings.epochs):
-        loss = network.epoch(data, random_stream(settings.seed, phase, "epoch", epoch))
+        loss = network.epoch(data, random_stream(settings.seed, phase, "epoch", epoch), progress.tick)
         checkpoint.save(phase, epoch + 1, network.state())
         progress.report(phase, epoch + 1, settings.epochs, per_epoch, loss, saved=True)
     return network.finish()

@@ -1,5 +1,7 @@
 """Settings of the worker process; those of learning are in `trainer/learning/settings.py`."""
 
+from typing import Literal
+
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
@@ -19,6 +21,9 @@ class WorkerSettings(ProgramSettings):
     )
     stall_seconds: float = Field(
         3600, gt=0, description="seconds without a finished epoch or another unit of work until the health check fails"
+    )
+    provisional: Literal["on", "off"] = Field(
+        "on", description="answer with new classes in seconds, before their task is learned; off: once it is learned"
     )
     nice: int = Field(10, ge=0, le=19, description="niceness of the trainer's process; the server has priority")
     metrics_host: str = Field("127.0.0.1", description="address of the trainer's /metrics")

@@ -24,21 +24,22 @@ from models.backoff import Backoff
 from models.errors import OpenWorldError, StoreError
 from models.files import is_full
 from models.versions.store import VersionStore
-from tasks.batch import LabelledBatch, LabelledImage
 from tasks.errors import BatchError, LeaseLost, QueueUnavailable, UnknownTask
-from tasks.images import ImageStore
 from tasks.queue import Lease, Task, TaskProgress, TaskQueue
 from trainer.data_folder import Turn, training_lock
 from trainer.learning.progress import Event
 from trainer.learning.settings import LearnerSettings
-from trainer.publish import learn_batch
+from trainer.parent import Submission
+from trainer.publish import RefinementDropped, learn_batch
 from trainer.worker.metrics import WorkerMetrics
+from trainer.worker.pending import PendingTasks, submission_of, submissions_of
 
 log = logging.getLogger(__name__)
 
 REPORT_SECONDS = 0.5  # between two progress reports to Redis
 RENEWALS_PER_LEASE = 3
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 15.0  # seconds between attempts to reach the queue
+PAUSED_SECONDS = 1.0  # between two looks at the queue while refinement is paused
 
 Report = Callable[[], Task]  # records the end of a task in the queue
 
@@ -69,9 +70,13 @@ class Worker:
         name: str,
         metrics: WorkerMetrics,
         announce: Callable[[int], None] = lambda version: None,
+        *,
+        provisional: bool = True,
     ) -> None:
         self._root, self._queue, self._settings, self._name = root, queue, settings, name
         self._metrics, self._announce = metrics, announce
+        self._provisional = provisional and settings.rule == "fitted"
+        self._pending = PendingTasks(root, queue, settings, announce)
         self._disk_backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
         self._stopping = threading.Event()
 
@@ -90,7 +95,14 @@ class Worker:
             self._metrics.beat()
             try:
                 self._metrics.update_queue(self._queue)
-                lease = self._queue.claim(self._name, block_seconds=1.0)
+                self._pending.drop_cancelled()
+                lease = None
+                if self._queue.paused:
+                    if self._provisional:
+                        self._pending.publish_waiting()
+                    self._stopping.wait(PAUSED_SECONDS)
+                else:
+                    lease = self._queue.claim(self._name, block_seconds=1.0)
                 backoff.reset()
             except QueueUnavailable as error:
                 pause = backoff.next()
@@ -107,7 +119,7 @@ class Worker:
         started, pause = time.monotonic(), 0.0
         try:
             with _LeaseKeeper(lease, self._queue, self._metrics, self._stopping) as keeper:
-                report = self._learn(lease, keeper.on_event)
+                report = self._learn(lease, keeper)
         except _LeaseGone:
             log.warning("another worker took over task %s; dropping it here", task.id)
             return
@@ -125,21 +137,26 @@ class Worker:
             pause = FIRST_PAUSE * task.attempts  # it failed and was requeued: the cause may pass
         self._stopping.wait(pause)
 
-    def _learn(self, lease: Lease, on_event: Callable[[Event], None]) -> Report:
+    def _learn(self, lease: Lease, keeper: "_LeaseKeeper") -> Report:
         waiting = Event(lease.task.id, "waiting for another training", 0, 0, None, 0.0, None)
         try:
             outcome = learn_batch(
                 self._root,
-                self._batch(lease.task),
+                submission_of(self._root, lease.task).batch,
                 self._settings,
-                on_event,
+                keeper.on_event,
                 images_stored=True,
                 submission=lease.task.submission,
                 submitted_at=lease.task.submitted_at,
-                turn=Turn(self._queue.prefix, self._queue.lease_seconds, lambda: on_event(waiting)),
+                turn=Turn(self._queue.prefix, self._queue.lease_seconds, lambda: keeper.on_event(waiting)),
+                provisional=self._provisional,
+                waiting=lambda: submissions_of(self._root, keeper.waiting),
+                on_provisional=partial(self._on_provisional, keeper),
             )
         except BatchError as error:
             return self._failure(lease, "; ".join(error.problems), retry=False)
+        except RefinementDropped as error:
+            return self._failure(lease, str(error), retry=False)
         except Exception as error:
             if is_full(error):
                 raise _DiskFull(str(error)) from error
@@ -157,14 +174,22 @@ class Worker:
             "novelty_auc": metrics.get("novelty_auc"),
             "capacity": metrics.get("capacity", {}),
             "advice": metrics.get("advice"),
+            "stage": "provisional" if outcome.state == "provisional" else "refined",
         }
+        reason = "; ".join(outcome.verdict.reasons) if outcome.verdict else ""
         if outcome.state == "rejected":
-            reason = "; ".join(outcome.verdict.reasons) if outcome.verdict else "rejected"
             log.warning("task %s rejected: %s", lease.task.id, reason)
             return lambda: lease.reject(reason, result)
+        if outcome.state == "provisional":
+            log.warning("task %s stays provisional: %s", lease.task.id, reason)
+            return lambda: lease.publish(manifest.version, result, reason)
         log.info("task %s is version %d (%s)", lease.task.id, manifest.version, outcome.state)
         self._announce(manifest.version)
         return lambda: lease.publish(manifest.version, result)
+
+    def _on_provisional(self, keeper: "_LeaseKeeper", submission: Submission, version: int) -> None:
+        keeper.unrecorded.append((submission.task_id, version, submission.id))
+        self._announce(version)
 
     def _sweep(self) -> None:
         """Remove the checkpoints of ended tasks of this queue; others belong to `openworld learn` or another queue.
@@ -176,17 +201,6 @@ class Worker:
                 with suppress(UnknownTask):
                     if self._queue.get(folder.name).ended:
                         files.remove(folder)
-
-    def _batch(self, task: Task) -> LabelledBatch:
-        images = tuple(
-            LabelledImage(sha, name, f"image {sha[:12]}")
-            for name, keys in sorted(task.classes.items())
-            for sha in sorted(keys)
-        )
-        batch = LabelledBatch(images, ImageStore(self._root).read, task.duplicates)
-        if batch.sha256 != task.batch_sha256:
-            raise StoreError(f"the images of task {task.id} are not those that were submitted: submit the batch again")
-        return batch
 
     def _failure(self, lease: Lease, reason: str, retry: bool) -> Report:
         version = VersionStore(self._root).find_task(lease.task.id, lease.task.submission)
@@ -221,10 +235,12 @@ class _LeaseKeeper:
     def __init__(self, lease: Lease, queue: TaskQueue, metrics: WorkerMetrics, stopping: threading.Event) -> None:
         self._lease, self._queue, self._metrics, self._stopping = lease, queue, metrics, stopping
         self._thread = threading.Thread(target=self._talk_to_queue, name="lease", daemon=True)
-        self._done, self._cancel_requested, self._lost = threading.Event(), threading.Event(), threading.Event()
+        self._done, self._give_back, self._lost = threading.Event(), threading.Event(), threading.Event()
         self._unsent: Event | None = None  # the last event, until it is sent
         self._losses: list[float] = []
         self._checkpoint = 0  # finished epochs
+        self.waiting: list[Task] = []  # those that were submitted meanwhile
+        self.unrecorded: list[tuple[str, int, str | None]] = []  # provisional versions: task, version, submission
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -245,7 +261,7 @@ class _LeaseKeeper:
         self._unsent = event
         if self._lost.is_set():
             raise _LeaseGone
-        if self._cancel_requested.is_set() or self._stopping.is_set():
+        if self._give_back.is_set() or self._stopping.is_set():
             raise _Interrupted
 
     # In the thread
@@ -255,6 +271,7 @@ class _LeaseKeeper:
         renewal = self._queue.lease_seconds / RENEWALS_PER_LEASE
         renewed, told = time.monotonic(), False
         while not self._done.wait(min(REPORT_SECONDS, renewal)):
+            self._call_queue(self._look)
             self._send_progress()
             stopping = self._stopping.is_set()
             if time.monotonic() - renewed >= renewal or stopping != told:
@@ -262,6 +279,14 @@ class _LeaseKeeper:
                 self._call_queue(partial(self._lease.renew, stopping=stopping))
                 self._call_queue(lambda: self._metrics.update_queue(self._queue))
         self._send_progress()
+
+    def _look(self) -> bool:
+        """Record provisional versions, and see which tasks wait; True if refinement was paused."""
+        while self.unrecorded:
+            self._queue.record_provisional(*self.unrecorded[0])
+            del self.unrecorded[0]
+        self.waiting = self._queue.waiting()
+        return self._queue.paused
 
     def _send_progress(self) -> None:
         event, self._unsent = self._unsent, None
@@ -275,10 +300,10 @@ class _LeaseKeeper:
         return self._lease.progress(progress, state, self._checkpoint)
 
     def _call_queue(self, operation: Callable[[], bool | None]) -> None:
-        """`operation` returns True if the task is to be cancelled."""
+        """`operation` returns True if the task is to be handed back: cancelled or paused."""
         try:
             if operation():
-                self._cancel_requested.set()
+                self._give_back.set()
         except LeaseLost:
             self._lost.set()
         except QueueUnavailable as error:

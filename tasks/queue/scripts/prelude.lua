@@ -7,6 +7,7 @@
 --   <prefix>:ended               sorted set of ended tasks, in order of ending; the oldest are deleted
 --   <prefix>:idempotency:<hash>  the task and batch that an idempotency key was used for; expires
 --   <prefix>:sequence            counter that scores both sorted sets
+--   <prefix>:paused              exists while workers claim no tasks
 -- ARGV[1] is a JSON object: the settings of the queue and the arguments of the script.
 -- ARGV[2], ... are fields and values for the record of the task.
 --
@@ -75,7 +76,7 @@ end
 
 -- Queue a task at the end of the stream, as if it had never been tried.
 local function enqueue(id)
-  unset(id, 'progress', 'version', 'reason', 'result', 'cancel_requested', 'claim', 'released', 'checkpoint',
+  unset(id, 'progress', 'version', 'provisional', 'reason', 'result', 'cancel_requested', 'claim', 'released', 'checkpoint',
     'uncounted')
   set(id, 'state', 'queued', 'updated', args.now, 'attempts', 0, 'submission', args.submission,
     'entry', redis.call('XADD', STREAM, '*', 'task', id))

@@ -46,7 +46,7 @@ def test_a_published_model_is_read_unchanged(learned: Learned, tmp_path: Path) -
         ({"tasks": [["class 0"], ["class 2"]]}, "task class 0 have another number of classes"),
         ({"tasks": [["class 0", "class 1", "class 3"], ["class 2"]]}, "class 3 have another number of classes"),
         ({"tasks": [["class 0", "class 1"]]}, "contents of another number of tasks"),
-        ({"tasks": [["class 0", "class 1"], ["class 2"], ["class 3"]]}, r"task\.2"),
+        ({"tasks": [["class 0", "class 1"], ["class 2"], ["class 3"]]}, "contents of another number of tasks"),
         ({"preprocessing_sha256": "a" * 64}, "the preprocessing does not match its sha256"),
         ({"rule": {"name": "paper", "weights": {"magic": 1.0}, "scales": [], "shifts": []}}, "unknown evidence magic"),
         ({"rule": {"name": "paper"}}, "weights"),

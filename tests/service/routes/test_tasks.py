@@ -190,6 +190,7 @@ def test_a_task_is_followed_to_a_version_that_equals_that_of_openworld_learn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restore_torch_settings: None
 ) -> None:
     """The same batch over HTTP and by `learn` gives byte-identical tensors."""
+    from trainer import context
     from trainer import publish as publishing
 
     files = batch("plum", "fig", images=8)
@@ -211,7 +212,7 @@ def test_a_task_is_followed_to_a_version_that_equals_that_of_openworld_learn(
         assert progress == sorted(progress)
         learned = VersionStore(running.data).load(4)
 
-    monkeypatch.setattr(publishing, "open_backbone", lambda *arguments: tiny_backbone())
+    monkeypatch.setattr(context, "open_backbone", lambda *arguments: tiny_backbone())
     other = learned_folder(tmp_path / "other")
     labelled = check_batch((name, origin, data) for name, (origin, data) in files)
     outcome = publishing.learn_batch(other, labelled, tiny_settings(), lambda event: None)

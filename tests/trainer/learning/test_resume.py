@@ -26,7 +26,7 @@ import trainer.publish
 from openworld.cli import main
 from tests.support.exported import export_once
 
-trainer.publish.export = export_once
+trainer.context.export = export_once
 sys.exit(main(sys.argv[1:]))
 """
 
@@ -34,7 +34,7 @@ sys.exit(main(sys.argv[1:]))
 @pytest.fixture(scope="module", autouse=True)
 def quick_training(environment: pytest.MonkeyPatch) -> None:
     environment.setenv("OPENWORLD_TRAIN_EPOCHS", str(EPOCHS))
-    environment.setattr("trainer.publish.export", export_once)
+    environment.setattr("trainer.context.export", export_once)
 
 
 @pytest.fixture(scope="module")

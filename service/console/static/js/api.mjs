@@ -63,6 +63,7 @@ async function problemDetails(response) {
 
 export const get = async (path, options) => (await request(path, options)).json();
 export const post = (path, json, options) => get(path, { method: "POST", json, ...options });
+export const put = (path, json, options) => get(path, { method: "PUT", json, ...options });
 export const patch = (path, json, options) => get(path, { method: "PATCH", json, ...options });
 
 /** Adds query parameters to a path, without those that are null. */

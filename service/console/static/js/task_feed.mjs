@@ -18,6 +18,7 @@ class TaskFeed extends EventTarget {
   #timer = null;
   #running = false;
   #lastCounts = null; // the counts by state of the last poll, as JSON
+  paused = false; // whether learning is paused
   problem = null; // the error of the last poll
   loaded = false;
 
@@ -66,7 +67,9 @@ class TaskFeed extends EventTarget {
     clearTimeout(this.#timer);
     try {
       // The counts alone, because a full list with all losses is large.
-      const counts = JSON.stringify((await get("tasks?limit=1")).counts);
+      const page = await get("tasks?limit=1");
+      const counts = JSON.stringify(page.counts);
+      this.paused = page.paused;
       if (counts !== this.#lastCounts) await this.#readList();
       this.#lastCounts = counts;
       this.problem = null;
@@ -105,8 +108,13 @@ class TaskFeed extends EventTarget {
   #announceChange(before, task) {
     const names = joinNames(Object.keys(task.counts));
     if (before.state !== task.state && task.state === "published") {
-      toast(`Version ${task.version} has learned ${names}.`, {
+      const what = task.result?.stage === "provisional" ? "answers with" : "has learned";
+      toast(`Version ${task.version} ${what} ${names}.`, {
         action: { text: "Show version", href: `#/versions/${task.version}` },
+      });
+    } else if (!before.provisional && task.provisional) {
+      toast(`Version ${task.provisional} answers with ${names}; learning goes on.`, {
+        action: { text: "Try it", href: "#/try" },
       });
     } else if (before.state !== task.state && ENDED.has(task.state)) {
       toast([`Task for ${names} ${task.state}`, task.reason].filter(Boolean).join(": "), {

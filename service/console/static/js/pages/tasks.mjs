@@ -1,6 +1,6 @@
 // Tasks: state, progress and result of every batch.
 
-import { get, post, session } from "../api.mjs";
+import { get, post, put, session } from "../api.mjs";
 import { adviceBox } from "../components/advice.mjs";
 import { lineChart } from "../components/charts.mjs";
 import { confirmDialog, emptyState, problemBox, showError } from "../components/notices.mjs";
@@ -9,7 +9,7 @@ import { button, h, render } from "../dom.mjs";
 import { duration, percent, plural, short, timeAgo } from "../format.mjs";
 import { ENDED, taskFeed } from "../task_feed.mjs";
 
-// Other phases are the name of what is trained, such as "task 4, fold 1 of 3".
+// Other phases are the name of what is trained, such as "task 4".
 const PHASES = {
   reading: "Reading the images",
   "back-updating": "Back-updating earlier heads",
@@ -17,6 +17,11 @@ const PHASES = {
 };
 
 export async function show(body, { signal }) {
+  let bar = { paused: null, element: null };
+  const drawnBar = () => {
+    if (bar.paused !== taskFeed.paused) bar = { paused: taskFeed.paused, element: pauseBar() };
+    return bar.element;
+  };
   const cards = new Map(); // task id -> { card, content }; only changed cards are redrawn, so that the focus stays
   const draw = () => {
     if (!taskFeed.loaded) return render(body, h("p", { class: "muted" }, "Loading…"));
@@ -26,7 +31,8 @@ export async function show(body, { signal }) {
         problemBox(taskFeed.problem, () => taskFeed.poll()),
       );
     const tasks = taskFeed.all();
-    if (!tasks.length) return render(body, noTasks());
+    if (!tasks.length) return render(body, pauseBar(), noTasks());
+    const topBar = drawnBar();
     const wanted = tasks.map((task) => {
       const drawn = cards.get(task.id);
       const content = JSON.stringify([task, isNewest(task)]);
@@ -36,11 +42,40 @@ export async function show(body, { signal }) {
       render(card, taskCard(task));
       return card;
     });
+    if (topBar) wanted.unshift(topBar);
     if (wanted.length !== body.children.length || wanted.some((card, index) => card !== body.children[index]))
       render(body, wanted);
   };
   taskFeed.addEventListener("change", draw, { signal });
   draw();
+}
+
+/** Says that learning is paused; operators can pause and resume it. */
+function pauseBar() {
+  const { paused } = taskFeed;
+  const mayPause = session.hasRole("operate");
+  if (!paused && !mayPause) return null;
+  return h(
+    "div",
+    { class: "row between" },
+    h(
+      "p",
+      { class: paused ? "warning" : "muted" },
+      paused
+        ? "Learning is paused. New classes answer within seconds, but are not learned further."
+        : "New classes answer within seconds, and are learned after that.",
+    ),
+    mayPause && button(paused ? "Resume learning" : "Pause learning", () => pause(!paused)),
+  );
+}
+
+async function pause(paused) {
+  try {
+    await put("refinement", { paused });
+    await taskFeed.poll();
+  } catch (error) {
+    showError(error, paused ? "Learning was not paused" : "Learning was not resumed");
+  }
 }
 
 const noTasks = () =>
@@ -72,6 +107,7 @@ function taskCard(task) {
       task.attempts > 1 && `, attempt ${task.attempts}`,
     ),
     task.reason && h("p", { class: task.state === "queued" ? "muted" : "warning" }, task.reason),
+    stageNote(task, ended),
     ended ? lossCurve(task) : progress(task),
     task.result?.tasks?.length > 0 && gateTable(task.result.tasks),
     task.result && estimate(task.result) && h("p", {}, `Estimate for fresh images: ${estimate(task.result)}.`),
@@ -84,6 +120,15 @@ function taskCard(task) {
       mayLabel && ended && task.state !== "published" && button("Try again", () => retry(task)),
     ),
   ];
+}
+
+/** Which version answers with the classes of a task that is not learned. */
+function stageNote(task, ended) {
+  if (!ended && task.provisional)
+    return h("p", {}, `Version ${task.provisional} answers with these classes already; learning makes it better.`);
+  if (task.state === "published" && task.result?.stage === "provisional")
+    return h("p", {}, "What was learned was rejected: these classes answer as they did right after their submission.");
+  return null;
 }
 
 const isNewest = (task) => task.state === "published" && task.version === taskFeed.newestVersion;
@@ -136,7 +181,7 @@ function lossCurve(task) {
     h(
       "figcaption",
       {},
-      `Training loss, ${last} ${ENDED.has(task.state) ? "at the end" : "now"}. Every fold starts anew.`,
+      `Training loss, ${last} ${ENDED.has(task.state) ? "at the end" : "now"}.`,
     ),
   );
 }

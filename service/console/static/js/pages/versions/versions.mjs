@@ -127,9 +127,9 @@ const loadProblem = ({ problem, serving }) =>
   );
 
 /** What a version changed, in a few words. */
-function summary({ version, reason, added, learned }, history) {
+function summary({ version, stage, reason, added, learned }, history) {
   if (reason) return reason; // why it is damaged
-  if (added.length) return `learned ${joinNames(added)}`;
+  if (added.length) return `${stage === "provisional" ? "answers with" : "learned"} ${joinNames(added)}`;
   const extended = Object.keys(learned);
   if (extended.length) return `learned more of ${joinNames(extended)}`;
   return history.find((entry) => entry.version === version)?.reason ?? "";
@@ -156,6 +156,7 @@ function listEntry(version, { history, active, current, choose }) {
         "span",
         { class: "row between" },
         h("strong", {}, `Version ${number}`),
+        version.stage === "provisional" && h("span", { class: "badge" }, "provisional"),
         state !== "available" && h("span", { class: `badge ${state}` }, state === "serving" ? "active" : state),
       ),
       h("span", {}, summary(version, history)),
@@ -177,6 +178,7 @@ function versionDetail(version, data, load) {
     Created: `${dateTime(version.created)}${seconds ? `, trained in ${duration(seconds)}` : ""}`,
     Parent: parent ? `version ${parent}` : "none",
     Edit: version.edit,
+    Stage: version.stage === "provisional" ? "provisional: some classes answer before they are learned" : null,
     "Fresh images": estimate(version) && `estimate: ${estimate(version)}`,
     Learned: Object.entries(learned)
       .map(([name, count]) => `${name} (${count} images)`)

@@ -1,0 +1,94 @@
+"""What learning in a data folder needs: the backbone, its graphs, the images and their features."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from models.errors import CorruptVersion
+from models.inference.model import Model
+from models.inference.runtime import Runtime
+from models.network.backbone import Backbone, open_backbone
+from models.network.export import export, roles
+from models.versions.class_ids import new_class_id
+from models.versions.manifest import Manifest
+from models.versions.store import VersionStore
+from tasks.images import FeatureCache, ImageStore
+from trainer.learning.reproducibility import limit_threads, select_device
+from trainer.learning.settings import LearnerSettings
+from trainer.learning.tokens import TokenCache
+from trainer.parent import Parent, Submission
+
+MACHINE_SETTINGS = {"backbone_weights", "device", "cache_bytes"}  # not recorded: of one machine only
+
+
+@dataclass(frozen=True)
+class LearningContext:
+    """Opened once per training."""
+
+    store: VersionStore
+    settings: LearnerSettings
+    backbone: Backbone
+    graphs: dict[str, str]
+    images: ImageStore
+    device: str
+    tokens: TokenCache
+
+    @classmethod
+    def open(cls, store: VersionStore, settings: LearnerSettings, backbone: Backbone, parent: Manifest | None) -> Self:
+        # Every version of a folder shares the graphs. Exported before the training, so that an error shows at once.
+        graphs = parent.graphs if parent else {}
+        if set(roles(backbone)) - graphs.keys():  # none yet, or those of an older release
+            graphs = {role: store.add_graph(data) for role, data in export(backbone).items()}
+        images, device = ImageStore(store.root), select_device(settings)
+        runtime = None
+        if device == "cpu":  # ONNX Runtime computes what needs no gradient, with the graphs that servers load
+            paths = {role: store.graph_path(sha256) for role, sha256 in graphs.items()}
+            runtime = Runtime(paths, "cpu", settings.threads)
+            limit_threads(settings)  # a runtime limits BLAS to one thread, as a server needs it
+        stored = FeatureCache(store.root, backbone.spec.sha256, images, settings.cache_bytes)
+        tokens = TokenCache(backbone, images.read, settings.seed, device, stored=stored, runtime=runtime)
+        return cls(store, settings, backbone, graphs, images, device, tokens)
+
+    def manifest(self, parent: Parent, submission: Submission, model: Model, **fields: Any) -> Manifest:
+        """The manifest of a version that follows the parent, with these fields; the store adds its files."""
+        known = parent.manifest.id_of if parent.manifest else {}
+        spec = self.backbone.spec
+
+        def class_id(name: str) -> str:
+            return known.get(name) or new_class_id(submission.task_id, name)
+
+        return Manifest(
+            parent=parent.version,
+            task_id=submission.task_id,
+            submission=submission.id,
+            tasks=[list(names) for names in model.classes_by_task],
+            class_ids=[[class_id(name) for name in names] for names in model.classes_by_task],
+            aliases=_known_aliases(parent.manifest, model),
+            backbone=spec.to_dict(),
+            backbone_sha256=spec.sha256,
+            preprocessing_sha256=spec.preprocessing.sha256,
+            graphs=self.graphs,
+            rule=model.rule.to_dict(),
+            threshold=model.novelty.novel_below,
+            novel_above=model.novelty.novel_above,
+            settings=self.settings.model_dump(mode="json", exclude=MACHINE_SETTINGS),
+            data_sha256=submission.batch.sha256,
+            **fields,
+        )
+
+
+def backbone_of(store: VersionStore, settings: LearnerSettings, parent: Manifest | None) -> Backbone:
+    """The backbone of a folder with this current version; CorruptVersion if that has another one."""
+    backbone = open_backbone(store.root, settings.backbone, settings.backbone_weights, settings.adapted_blocks)
+    used = backbone.spec.sha256
+    if parent is not None and parent.backbone_sha256 != used:
+        made_with = f"version {parent.version}: made with the backbone {parent.backbone_sha256}"
+        raise CorruptVersion(f"{made_with}, but {used} is in use", "backbone")
+    return backbone
+
+
+def _known_aliases(current: Manifest | None, model: Model) -> dict[str, str | None]:
+    """The merged and retired classes of the current version that the model has as well."""
+    aliases: Mapping[str, str | None] = current.aliases if current else {}
+    known = set(model.classes)
+    return {name: to for name, to in aliases.items() if name in known and (to is None or to in known)}

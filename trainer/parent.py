@@ -1,0 +1,121 @@
+"""The version that a training builds on, and how its result fits the version that is current when it ends."""
+
+import logging
+from collections.abc import Container, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Self
+
+from models.errors import CorruptVersion, NothingLearned, StaleParent
+from models.inference.model import Model
+from models.inference.stored_model import read_model
+from models.versions.class_ids import present_names, samples_by_name
+from models.versions.contents import PROVISIONAL, SAMPLES
+from models.versions.edits import label_of
+from models.versions.manifest import FileEntry, Manifest
+from models.versions.store import VersionStore
+from tasks.batch import LabelledBatch
+from trainer.learning.memory import Samples
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Submission:
+    """A labelled batch, and where it comes from."""
+
+    batch: LabelledBatch
+    id: str | None = None  # of a task of the queue
+    submitted_at: int | None = None  # the version that its labels refer to (`present_names`); by default the parent
+
+    @property
+    def task_id(self) -> str:
+        return self.batch.task_id
+
+
+@dataclass(frozen=True)
+class Parent:
+    """The current version, with the names that its classes have now; empty before the first version."""
+
+    manifest: Manifest | None = None
+    model: Model | None = None  # of its learned tasks; None if there are none
+    samples: Samples = field(default_factory=Samples)
+    deleted: tuple[str, ...] = ()  # learned images that the samples named and that the image store no longer holds
+
+    @classmethod
+    def load(cls, store: VersionStore) -> Self:
+        try:
+            loaded = store.load()
+        except NothingLearned:
+            return cls()
+        model = read_model(loaded)[0]
+        samples = Samples.from_json(samples_by_name(loaded.samples, loaded.manifest))
+        return cls(loaded.manifest, model if model.tasks else None, samples)
+
+    @property
+    def version(self) -> int | None:
+        return self.manifest.version if self.manifest else None
+
+    @property
+    def learned_files(self) -> dict[str, FileEntry]:
+        """The contents of the learned tasks. Edits of classes, and pending tasks, leave them as they are."""
+        return learned_files(self.manifest)
+
+    def refreshed(self, store: VersionStore) -> Self:
+        """The version that is current now, if it has the same learned tasks; StaleParent if not."""
+        if store.current() == self.version:
+            return self
+        current = store.current_manifest()
+        if current is None or learned_files(current) != self.learned_files:
+            raise StaleParent(
+                f"version {current.version if current else None} became current, and version {self.version}, which "
+                "the training started from, has other tensors"
+            )
+        samples = Samples.from_json(samples_by_name(store.samples(current.version, current), current))
+        model = self.model and _renamed(self.model, current)
+        return replace(self, manifest=current, model=model, samples=samples)
+
+    def without_deleted(self, present: Container[str]) -> Self:
+        """The parent without the images that people deleted from the image store."""
+        samples = self.samples.without_missing(present)
+        deleted = tuple(sorted(self.samples.learned_keys - samples.learned_keys))
+        if deleted:
+            log.warning("%d images of version %s were deleted: learning without them", len(deleted), self.version)
+        return replace(self, samples=samples, deleted=deleted)
+
+    def images_of(self, submission: Submission, store: VersionStore) -> dict[str, list[str]]:
+        """The keys of a batch's images by the present names of their classes, sorted by name."""
+        manifest, batch = self.manifest, submission.batch
+        present = present_names(store, manifest, batch.classes, submission.submitted_at)
+        # Images that were learned before their class was merged.
+        merged = {
+            (label_of(name, manifest.aliases), key)
+            for name, keys in self.samples.seen.items()
+            if manifest is not None and name in manifest.aliases
+            for key in keys
+        }
+        images: dict[str, list[str]] = {}
+        for label, keys in batch.keys.items():
+            images.setdefault(present[label], []).extend(key for key in keys if (present[label], key) not in merged)
+        return dict(sorted(images.items()))
+
+    def pending_without(self, task_id: str) -> dict[str, Mapping[str, tuple[str, ...]]]:
+        """The images of the pending tasks, without one of them; tasks whose images were all deleted are left out."""
+        return {
+            task: {name: keys for name, keys in images.items() if keys}
+            for task, images in self.samples.pending.items()
+            if task != task_id and any(images.values())
+        }
+
+
+def learned_files(manifest: Manifest | None) -> dict[str, FileEntry]:
+    files = manifest.files if manifest else {}
+    return {role: entry for role, entry in files.items() if role not in (PROVISIONAL, SAMPLES)}
+
+
+def _renamed(model: Model, manifest: Manifest) -> Model:
+    """The model with the names of a version that has the same learned tasks."""
+    if len(model.tasks) > len(manifest.tasks):
+        raise CorruptVersion(f"version {manifest.version}: its manifest names contents of another number of tasks")
+    tasks = tuple(replace(task, classes=tuple(manifest.tasks[k])) for k, task in enumerate(model.tasks))
+    known = {name for task in tasks for name in task.classes}
+    return replace(model, tasks=tasks, aliases={name: to for name, to in manifest.aliases.items() if name in known})

@@ -1,0 +1,99 @@
+"""Provisional versions without a training: of tasks that wait while refinement is paused, without cancelled ones."""
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from models.errors import OpenWorldError, StoreError
+from models.versions.manifest import Manifest
+from models.versions.store import VersionStore
+from tasks.batch import LabelledBatch, LabelledImage
+from tasks.errors import UnknownTask
+from tasks.images import ImageStore
+from tasks.queue import Task, TaskQueue
+from trainer.context import LearningContext, backbone_of
+from trainer.data_folder import training_lock
+from trainer.learning.reproducibility import configure_torch
+from trainer.learning.settings import LearnerSettings
+from trainer.parent import Parent, Submission
+from trainer.provisional import drop_pending, publish_pending
+
+log = logging.getLogger(__name__)
+
+
+class PendingTasks:
+    """The pending tasks of a data folder, kept in step with the queue. `announce` gets every new version."""
+
+    def __init__(
+        self, root: Path, queue: TaskQueue, settings: LearnerSettings, announce: Callable[[int], None]
+    ) -> None:
+        self._root, self._queue, self._settings, self._announce = root, queue, settings, announce
+        self._looked_at: set[tuple[str, str]] = set()  # tasks that are pending, or cannot be, and their submissions
+
+    def publish_waiting(self) -> None:
+        """Publish provisional versions of the tasks that wait."""
+        tasks = [task for task in self._queue.waiting() if (task.id, task.submission) not in self._looked_at]
+        if tasks:
+            self._looked_at = {(task.id, task.submission) for task in tasks} | self._looked_at
+            self._change(submissions_of(self._root, tasks), [])
+
+    def drop_cancelled(self) -> None:
+        """Publish a version without the tasks that were cancelled."""
+        current = self._current()
+        cancelled = []
+        for one in current.pending if current else ():
+            with suppress(UnknownTask):  # not of this queue, or no longer in its history
+                if self._queue.get(one.task_id).state == "cancelled":
+                    cancelled.append(one.task_id)
+        if cancelled:
+            self._change([], cancelled)
+
+    def _current(self) -> Manifest | None:
+        with suppress(StoreError):  # damaged: the training reports it
+            return VersionStore(self._root).current_manifest()
+        return None
+
+    def _change(self, added: Sequence[Submission], dropped: Sequence[str]) -> None:
+        store = VersionStore(self._root)
+        try:
+            with training_lock(self._root):
+                parent = Parent.load(store)
+                configure_torch(self._settings)
+                backbone = backbone_of(store, self._settings, parent.manifest)
+                context = LearningContext.open(store, self._settings, backbone, parent.manifest)
+                for submission in added:
+                    parent = publish_pending(context, parent, submission)
+                    if parent.manifest is not None and parent.manifest.is_pending(submission.task_id):
+                        self._queue.record_provisional(submission.task_id, parent.manifest.version, submission.id)
+                for task_id in dropped:
+                    drop_pending(context, parent, task_id)
+        except OpenWorldError as error:
+            log.warning("the pending tasks could not be changed: %s", error)
+        except OSError as error:
+            log.warning("the pending tasks could not be changed, the data folder cannot be used: %s", error)
+        current = self._current()
+        if current is not None:
+            self._announce(current.version)
+
+
+def submissions_of(root: Path, tasks: Iterable[Task]) -> list[Submission]:
+    """The batches of tasks; without damaged ones, whose own training reports it."""
+    found = []
+    for task in tasks:
+        with suppress(StoreError):
+            found.append(submission_of(root, task))
+    return found
+
+
+def submission_of(root: Path, task: Task) -> Submission:
+    """The batch of a task, whose images are in the image store."""
+    images = tuple(
+        LabelledImage(sha, name, f"image {sha[:12]}")
+        for name, keys in sorted(task.classes.items())
+        for sha in sorted(keys)
+    )
+    batch = LabelledBatch(images, ImageStore(root).read, task.duplicates)
+    if batch.sha256 != task.batch_sha256:
+        raise StoreError(f"the images of task {task.id} are not those that were submitted: submit the batch again")
+    return Submission(batch, task.submission, task.submitted_at)
