@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
 from typing import Any, Self
 
 from models.errors import CorruptVersion
@@ -43,7 +45,7 @@ class LearningContext:
         runtime = None
         if device == "cpu":  # ONNX Runtime computes what needs no gradient, with the graphs that servers load
             paths = {role: store.graph_path(sha256) for role, sha256 in graphs.items()}
-            runtime = Runtime(paths, "cpu", settings.threads)
+            runtime = _runtime(*sorted(paths.items()))
             limit_threads(settings)  # a runtime limits BLAS to one thread, as a server needs it
         stored = FeatureCache(store.root, backbone.spec.sha256, images, settings.cache_bytes)
         tokens = TokenCache(backbone, images.read, settings.seed, device, stored=stored, runtime=runtime)
@@ -79,12 +81,27 @@ class LearningContext:
 
 def backbone_of(store: VersionStore, settings: LearnerSettings, parent: Manifest | None) -> Backbone:
     """The backbone of a folder with this current version; CorruptVersion if that has another one."""
-    backbone = open_backbone(store.root, settings.backbone, settings.backbone_weights, settings.adapted_blocks)
+    chosen = (store.root, settings.backbone, settings.backbone_weights, settings.adapted_blocks)
+    record = store.root / "backbone.json"
+    # Not before it is recorded: until then it may change.
+    backbone = _opened(record.stat().st_mtime_ns, *chosen) if record.exists() else open_backbone(*chosen)
     used = backbone.spec.sha256
     if parent is not None and parent.backbone_sha256 != used:
         made_with = f"version {parent.version}: made with the backbone {parent.backbone_sha256}"
         raise CorruptVersion(f"{made_with}, but {used} is in use", "backbone")
     return backbone
+
+
+@lru_cache(maxsize=1)
+def _opened(recorded: int, *chosen: Any) -> Backbone:
+    """Kept for the next task: people wait for its provisional version."""
+    return open_backbone(*chosen)
+
+
+@lru_cache(maxsize=1)
+def _runtime(*graphs: tuple[str, Path]) -> Runtime:
+    """On all cores: it computes for a second per task, and the priority of this process is low."""
+    return Runtime(dict(graphs), "cpu")
 
 
 def _known_aliases(current: Manifest | None, model: Model) -> dict[str, str | None]:

@@ -24,6 +24,7 @@ from trainer.context import LearningContext
 from trainer.learning.learner import Learner
 from trainer.learning.memory import Samples
 from trainer.learning.provisional import Images, ProvisionalModel, provisional_model
+from trainer.learning.reproducibility import all_cores
 from trainer.parent import Parent, Submission
 
 log = logging.getLogger(__name__)
@@ -43,7 +44,8 @@ def publish_pending(context: LearningContext, parent: Parent, submission: Submis
         images, learned = parent.images_of(submission, context.store), _learned(context, parent)
         pending = {**parent.pending_without(submission.task_id), submission.task_id: images}
         try:
-            made = provisional_model(context.tokens, learned, parent.samples, pending, context.settings)
+            with all_cores():
+                made = provisional_model(context.tokens, learned, parent.samples, pending, context.settings)
         except BatchError as error:  # the training reports it
             log.info("no provisional version of task %s: %s", submission.task_id, error)
             return parent

@@ -2,6 +2,8 @@
 
 import hashlib
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -27,6 +29,13 @@ def configure_torch(settings: LearnerSettings) -> None:
     torch.set_flush_denormal(True)
     limit_threads(settings)
     torch.use_deterministic_algorithms(True)
+
+
+@contextmanager
+def all_cores() -> Iterator[None]:
+    """Let BLAS use all cores, for a short piece of work that people wait for."""
+    with threadpool_limits(os.cpu_count(), user_api="blas"):
+        yield
 
 
 def limit_threads(settings: LearnerSettings) -> None:

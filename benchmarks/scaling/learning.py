@@ -1,0 +1,164 @@
+"""`python -m benchmarks.scaling.learning --json OUT`: what a further task costs as the number of learned tasks grows.
+
+Starts the whole service (`openworld up`, defaults, offline default backbone) on a new data folder and submits one task
+of 5 classes x 20 images after the other. Of each task, from `POST /tasks`: the seconds to the first right answer of the
+provisional version, and to that of the version that has learned it. A right answer is one to a test image of a new
+class. With `--data` the images are photographs of an image set, otherwise they are generated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from itertools import cycle
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from benchmarks.accuracy.data import ImageSet
+from benchmarks.machine import machine
+from benchmarks.serving.load import HOST
+from benchmarks.serving.process import family, free_port, running
+from models.versions.store import VersionStore
+from openworld.commands.teach import zipped
+from service.client import Client
+
+CLASSES, IMAGES = 5, 20  # per task, per class
+WINDOW = 10  # tasks whose figures give a median
+POLL_SECONDS = 0.1
+TASK_SECONDS = 600.0  # time limit
+# Bars: seconds at the most and the fewest tasks, and their ratio.
+PROVISIONAL_FEW, PROVISIONAL_MANY, REFINED_MANY, REFINED_RATIO = 3.0, 5.0, 15.0, 1.3
+
+
+@contextmanager
+def service(work: Path) -> Iterator[tuple[int, int]]:
+    """(port, process id) of `openworld up`."""
+    port = free_port()
+    environment = {"OPENWORLD_PORT": str(port), "OPENWORLD_BACKBONE": "tf_efficientnet_lite0"}
+    environment |= {"OPENWORLD_TRAIN_METRICS_PORT": "0"}
+    command = [sys.executable, "-m", "openworld", "up", "--data", str(work / "data")]
+    ready = f"GET /readyz HTTP/1.1\r\nHost: {HOST}\r\nConnection: close\r\n\r\n".encode()
+    with running(command, environment, port, ready, work / "up.log", work) as started:
+        yield port, started.process.pid
+
+
+def stream(images: ImageSet, tasks: int) -> Iterator[tuple[list[tuple[str, bytes]], list[tuple[str, bytes]]]]:
+    """Of each task: (labelled images, one test image of each class with its label)."""
+    rng = np.random.default_rng(0)
+    order = rng.permutation(len(images.classes)).tolist()
+    for task in range(tasks):
+        labels = order[task * CLASSES : (task + 1) * CLASSES]
+        names = [(f"{images.classes[label]} {label}", label) for label in labels]
+        batch = [(n, images.read(key)) for n, label in names for key in images.pick("train", label, IMAGES, rng)]
+        yield batch, [(name, images.read(images.pick("test", label, 1, rng)[0])) for name, label in names]
+
+
+def learn(client: Client, data: Path, batch: list[tuple[str, bytes]], tests: list[tuple[str, bytes]]) -> dict[str, Any]:
+    before = {path: path.stat().st_size for path in data.rglob("*") if path.is_file()}
+    with zipped(batch) as file:
+        started = time.monotonic()
+        id = client.teach_zip(file).id
+    provisional = _seconds_until_right(client, tests, started, 0)
+    task = client.task(id)
+    while task.state not in ("published", "rejected", "failed", "cancelled"):
+        if time.monotonic() - started > TASK_SECONDS:
+            raise SystemExit(f"task {id} is {task.state} after {TASK_SECONDS:g} s")
+        time.sleep(POLL_SECONDS)
+        task = client.task(id)
+    if task.state != "published" or task.version is None:
+        raise SystemExit(f"task {id} is {task.state}: {task.reason}")
+    refined = _seconds_until_right(client, tests, started, task.version)
+    manifest = VersionStore(data).manifest(task.version)
+    own = max(manifest.files, key=lambda role: (role.startswith("task."), len(role), role))
+    added = sum(path.stat().st_size for path in data.glob("*/*") if path.is_file() and path not in before)
+    return {
+        "provisional_seconds": provisional,
+        "refined_seconds": refined,
+        "task_bytes": manifest.files[own].size,
+        "bytes_written": added,  # both versions; without images and the cache of features
+        "adapter_units": (task.result or {}).get("capacity", {}).get("bottleneck"),
+    }
+
+
+def _seconds_until_right(client: Client, tests: list[tuple[str, bytes]], started: float, version: int) -> float:
+    """Until the server answers one of the test images with its label, from a version at least as new."""
+    for name, image in cycle(tests):
+        answer = client.predict(image)
+        if answer.version >= version and answer.label == name:
+            return round(time.monotonic() - started, 2)
+        if time.monotonic() - started > TASK_SECONDS:
+            break
+        time.sleep(POLL_SECONDS)  # more questions would slow down what is measured
+    raise SystemExit("no right answer: see up.log")
+
+
+def measure(images: ImageSet, tasks: int, work: Path) -> list[dict[str, Any]]:
+    out = []
+    with service(work) as (port, pid), Client(f"http://{HOST}:{port}", timeout=60) as client:
+        for number, (batch, tests) in enumerate(stream(images, tasks), start=1):
+            found = learn(client, work / "data", batch, tests)
+            found["memory_mib"] = {name: round(size) for name, size in _memory(pid).items()}
+            out.append({"tasks": number, **found})
+            print(json.dumps(out[-1]), file=sys.stderr, flush=True)
+    return out
+
+
+def _memory(pid: int) -> dict[str, float]:
+    """Resident memory of server and trainer."""
+    out = {}
+    for process in family(pid):
+        words = process.cmdline()
+        for name in ("serve", "train"):
+            if name in words:
+                out[name] = process.memory_info().rss / 2**20
+    return out
+
+
+def summarise(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The first tasks against the last: the first one of all exports the backbone, and does not count."""
+    first, last = rows[1 : 1 + WINDOW], rows[-WINDOW:]
+
+    def of(part: Sequence[dict[str, Any]], name: str) -> float:
+        return round(median(row[name] for row in part), 2)
+
+    few, many = of(rows[1:4], "provisional_seconds"), of(last, "provisional_seconds")
+    refined_few, refined_many = of(rows[1:4], "refined_seconds"), of(last, "refined_seconds")
+    bars = [
+        ("seconds to a provisional answer with few tasks", few, PROVISIONAL_FEW),
+        ("seconds to a provisional answer with many tasks", many, PROVISIONAL_MANY),
+        ("seconds to a learned answer with many tasks", refined_many, REFINED_MANY),
+        ("the same, of that with few tasks", round(refined_many / refined_few, 2), REFINED_RATIO),
+    ]
+    return {
+        "first_tasks": [row["tasks"] for row in first][:3],
+        "last_tasks": [row["tasks"] for row in last],
+        "bars": [{"bar": name, "found": found, "allowed": most, "met": found <= most} for name, found, most in bars],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.scaling.learning", description=__doc__)
+    parser.add_argument("--json", type=Path, required=True, metavar="OUT")
+    parser.add_argument("--data", type=Path, help="image set (safetensors); default: generated images")
+    parser.add_argument("--tasks", type=int, default=50)
+    args = parser.parse_args()
+    images = ImageSet.load(args.data) if args.data else ImageSet.made(CLASSES * args.tasks, IMAGES, 1)
+    with tempfile.TemporaryDirectory(prefix="scaling-") as folder:
+        rows = measure(images, min(args.tasks, len(images.classes) // CLASSES), Path(folder))
+    facts = {"date": datetime.now(UTC).date().isoformat(), "machine": machine(), "images": images.name}
+    document = {**facts, **summarise(rows), "tasks": rows}
+    args.json.write_text(json.dumps(document, indent=1) + "\n")
+    print(json.dumps(document["bars"], indent=1))
+
+
+if __name__ == "__main__":
+    main()
