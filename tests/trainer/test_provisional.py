@@ -18,6 +18,7 @@ from openworld.check import check_folder
 from tasks.batch import LabelledBatch
 from tasks.images import ImageStore, Retention
 from tests.support.batches import check_batch
+from tests.support.exported import export_once
 from tests.support.servers import learned_folder
 from tests.support.tiny_model import TinyImages, tiny_backbone, tiny_settings
 from trainer import context as contexts
@@ -34,6 +35,7 @@ pytestmark = pytest.mark.usefixtures("restore_torch_settings")
 @pytest.fixture(autouse=True)
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contexts, "open_backbone", lambda *arguments: tiny_backbone())
+    monkeypatch.setattr(contexts, "export", export_once)
 
 
 @pytest.fixture(scope="module")

@@ -18,6 +18,7 @@ from models.versions.store import VersionStore
 from tasks.batch import LabelledBatch, open_batch
 from tasks.images import ImageStore
 from tests.support.batches import check_batch
+from tests.support.exported import export_once
 from tests.support.images import write_classes
 from tests.support.servers import learned_folder
 from tests.support.tiny_model import TinyImages, tiny_backbone, tiny_settings
@@ -35,6 +36,7 @@ IMAGES = [TinyImages().read(f"plum/{number}") for number in range(6)]
 @pytest.fixture(autouse=True)
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(context, "open_backbone", lambda *arguments: tiny_backbone())
+    monkeypatch.setattr(context, "export", export_once)
 
 
 @pytest.fixture(scope="module")

@@ -151,7 +151,7 @@ def test_the_threshold_slider_shows_what_is_accepted_and_what_is_flagged(browser
         slider.evaluate("(input, at) => { input.value = at; input.dispatchEvent(new Event('input')) }", middle)
         expect(page.get_by_text("OPENWORLD_TRAIN_ACCEPT=")).to_be_visible()
         expect(page.get_by_text("OPENWORLD_TRAIN_FLAG=")).to_be_visible()
-        assert page.locator(".threshold .line").count() == 2
+        expect(page.locator(".threshold .line")).to_have_count(2)
         slider.press("End")
         expect(page.locator(".threshold strong")).to_contain_text("accepts 0 % of known images")
         slider.press("Home")
