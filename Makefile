@@ -18,8 +18,9 @@ help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 test: system check ## lint, types and every test (creates .venv when it is absent)
-	# Two workers: with several threads each, torch and BLAS would wait for each other.
-	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
+	# One worker more than two cores have use for: many tests wait for processes. With several threads each, torch and
+	# BLAS would wait for each other.
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 # Without the tests of the console, of the containers and of whole systems, which are slow and need other programs.
 FAST := tests/models tests/tasks tests/trainer tests/service tests/openworld --ignore=tests/service/console

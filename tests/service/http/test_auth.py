@@ -32,8 +32,9 @@ NO_KEY_NEEDED: frozenset[str] = frozenset()
 ALLOWED_ROLES: list[tuple[str, frozenset[str]]] = [
     (r"GET /(livez|readyz|metrics)", NO_KEY_NEEDED),
     (r"POST /(predict|explain)", frozenset({"predict"})),
-    (r"GET /(me|pulse|versions|classes|tasks)(/.*)?", frozenset(ROLES)),
+    (r"GET /(me|pulse|versions|classes|tasks|refinement)(/.*)?", frozenset(ROLES)),
     (r"GET /audit", frozenset({"operate"})),
+    (r"PUT /refinement", frozenset({"operate"})),
     (r"POST /versions/\{version\}/activate", frozenset({"operate"})),
     (r"PATCH /classes/\{name\}", frozenset({"label"})),
     (r"POST /tasks(/.*)?", frozenset({"label"})),
