@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from itertools import cycle
+from itertools import chain, cycle, islice
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -51,18 +51,21 @@ def service(work: Path) -> Iterator[tuple[int, int]]:
         yield port, started.process.pid
 
 
-def stream(images: ImageSet, tasks: int) -> Iterator[tuple[list[tuple[str, bytes]], list[tuple[str, bytes]]]]:
+Labelled = list[tuple[str, bytes]]
+
+
+def stream(images: ImageSet) -> Iterator[tuple[Labelled, Labelled]]:
     """Of each task: (labelled images, one test image of each class with its label)."""
     rng = np.random.default_rng(0)
     order = rng.permutation(len(images.classes)).tolist()
-    for task in range(tasks):
+    for task in range(len(order) // CLASSES):
         labels = order[task * CLASSES : (task + 1) * CLASSES]
         names = [(f"{images.classes[label]} {label}", label) for label in labels]
         batch = [(n, images.read(key)) for n, label in names for key in images.pick("train", label, IMAGES, rng)]
         yield batch, [(name, images.read(images.pick("test", label, 1, rng)[0])) for name, label in names]
 
 
-def learn(client: Client, data: Path, batch: list[tuple[str, bytes]], tests: list[tuple[str, bytes]]) -> dict[str, Any]:
+def learn(client: Client, data: Path, batch: Labelled, tests: Labelled) -> dict[str, Any]:
     before = {path: path.stat().st_size for path in data.rglob("*") if path.is_file()}
     with zipped(batch) as file:
         started = time.monotonic()
@@ -89,7 +92,7 @@ def learn(client: Client, data: Path, batch: list[tuple[str, bytes]], tests: lis
     }
 
 
-def _seconds_until_right(client: Client, tests: list[tuple[str, bytes]], started: float, version: int) -> float:
+def _seconds_until_right(client: Client, tests: Labelled, started: float, version: int) -> float:
     """Until the server answers one of the test images with its label, from a version at least as new."""
     for name, image in cycle(tests):
         answer = client.predict(image)
@@ -101,10 +104,10 @@ def _seconds_until_right(client: Client, tests: list[tuple[str, bytes]], started
     raise SystemExit("no right answer: see up.log")
 
 
-def measure(images: ImageSet, tasks: int, work: Path) -> list[dict[str, Any]]:
+def measure(tasks: Sequence[tuple[Labelled, Labelled]], work: Path) -> list[dict[str, Any]]:
     out = []
     with service(work) as (port, pid), Client(f"http://{HOST}:{port}", timeout=60) as client:
-        for number, (batch, tests) in enumerate(stream(images, tasks), start=1):
+        for number, (batch, tests) in enumerate(tasks, start=1):
             found = learn(client, work / "data", batch, tests)
             found["memory_mib"] = {name: round(size) for name, size in _memory(pid).items()}
             out.append({"tasks": number, **found})
@@ -119,7 +122,7 @@ def _memory(pid: int) -> dict[str, float]:
         words = process.cmdline()
         for name in ("serve", "train"):
             if name in words:
-                out[name] = process.memory_info().rss / 2**20
+                out[name] = float(process.memory_info().rss) / 2**20
     return out
 
 
@@ -128,7 +131,7 @@ def summarise(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     first, last = rows[1 : 1 + WINDOW], rows[-WINDOW:]
 
     def of(part: Sequence[dict[str, Any]], name: str) -> float:
-        return round(median(row[name] for row in part), 2)
+        return round(float(median(row[name] for row in part)), 2)
 
     few, many = of(rows[1:4], "provisional_seconds"), of(last, "provisional_seconds")
     refined_few, refined_many = of(rows[1:4], "refined_seconds"), of(last, "refined_seconds")
@@ -148,13 +151,15 @@ def summarise(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scaling.learning", description=__doc__)
     parser.add_argument("--json", type=Path, required=True, metavar="OUT")
-    parser.add_argument("--data", type=Path, help="image set (safetensors); default: generated images")
+    parser.add_argument("--data", type=Path, nargs="+", help="image sets (safetensors); default: generated images")
     parser.add_argument("--tasks", type=int, default=50)
     args = parser.parse_args()
-    images = ImageSet.load(args.data) if args.data else ImageSet.made(CLASSES * args.tasks, IMAGES, 1)
+    made = [ImageSet.made(CLASSES * args.tasks, IMAGES, 1)] if not args.data else []
+    sets = made or [ImageSet.load(path) for path in args.data]
+    tasks = list(islice(chain.from_iterable(map(stream, sets)), args.tasks))
     with tempfile.TemporaryDirectory(prefix="scaling-") as folder:
-        rows = measure(images, min(args.tasks, len(images.classes) // CLASSES), Path(folder))
-    facts = {"date": datetime.now(UTC).date().isoformat(), "machine": machine(), "images": images.name}
+        rows = measure(tasks, Path(folder))
+    facts = {"date": datetime.now(UTC).date().isoformat(), "machine": machine(), "images": [one.name for one in sets]}
     document = {**facts, **summarise(rows), "tasks": rows}
     args.json.write_text(json.dumps(document, indent=1) + "\n")
     print(json.dumps(document["bars"], indent=1))

@@ -56,9 +56,14 @@ def hard_mask(embedding: Tensor) -> Tensor:
     return (embedding > 0).to(embedding.dtype)
 
 
-def sparsity(masks: list[Tensor], used: list[Tensor]) -> Tensor:
-    """Eq. hat_reg without lambda: the share of the free units that this task uses."""
+def sparsity(masks: list[Tensor], used: list[Tensor], constant_price: bool = False) -> Tensor:
+    """Eq. hat_reg without lambda: the share of the free units that this task uses.
+
+    With a constant price, the share of all units: a unit costs the same, however many are free.
+    """
     taken = torch.stack([(mask * (1 - old)).sum() for mask, old in zip(masks, used, strict=True)]).sum()
+    if constant_price:
+        return taken / sum(mask.numel() for mask in masks)
     free = torch.stack([(1 - old).sum() for old in used]).sum()
     return taken / torch.clamp(free, min=1.0)
 

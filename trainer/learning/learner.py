@@ -16,6 +16,7 @@ from models.network.adapted_blocks import tensors_of
 from models.network.backbone import Backbone
 from models.versions.edits import label_of
 from tasks.errors import BatchError
+from trainer.learning.adapter_units import grow_adapters, initial_adapters
 from trainer.learning.back_update import BackUpdate, update_heads
 from trainer.learning.checkpoint import Checkpoint
 from trainer.learning.evaluation import evaluate
@@ -36,13 +37,7 @@ from trainer.learning.progress import Progress
 from trainer.learning.reproducibility import random_stream
 from trainer.learning.settings import LearnerSettings
 from trainer.learning.tokens import TokenCache
-from trainer.learning.train_task import (
-    TaskData,
-    grow_adapters,
-    image_passes,
-    initial_adapters,
-    train_task,
-)
+from trainer.learning.train_task import TaskData, image_passes, train_task
 
 Images = Mapping[str, Sequence[str]]  # class -> image keys
 
@@ -68,8 +63,10 @@ class Learner:
 
     def empty(self) -> Model:
         """A model without tasks."""
-        frozen = FrozenStatistics.empty(self.backbone.spec.frozen.size, self.backbone.spec.frozen.expanded)
-        return Model(initial_adapters(self.backbone, self.settings), (), frozen, Rule(), Novelty.empty())
+        spec = self.backbone.spec
+        frozen = FrozenStatistics.empty(spec.frozen.size, spec.frozen.expanded)
+        shared = initial_adapters(self.backbone.adapters, spec.dimensions, self.settings)
+        return Model(shared, (), frozen, Rule(), Novelty.empty())
 
     def learn(
         self, parent: Model, samples: Samples, images: Images, checkpoint: Checkpoint, progress: Progress

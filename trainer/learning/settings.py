@@ -16,7 +16,8 @@ class Recipe(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    grow_when_used: float = Field(0.8, gt=0, le=1)  # grow the adapters when a layer has this share of units in use
+    windowed: bool = True  # a task chooses from `bottleneck` free units and as many used ones; paper: from all
+    grow_when_used: float = Field(0.8, gt=0, le=1)  # otherwise: grow when a layer has this share of units in use
     min_steps: int = Field(20, ge=1)  # per epoch: a small task is passed over more than once
     momentum: float = Field(0.9, ge=0, lt=1)
     weight_decay: float = Field(0.0, ge=0)
@@ -41,8 +42,9 @@ class Recipe(BaseModel):
 PAPER: dict[str, Any] = {
     "rule": "paper",
     "epochs": 20,
+    "bottleneck": 64,
     "replay_size": 200,
-    "recipe": Recipe(sparsity=0.75, mask_rate=1.0, anneal="linear", back_solver="sgd", back_drawn=0.0),
+    "recipe": Recipe(windowed=False, sparsity=0.75, mask_rate=1.0, anneal="linear", back_solver="sgd", back_drawn=0.0),
 }
 
 
@@ -68,7 +70,9 @@ class LearnerSettings(Settings):
     adapted_blocks: int | None = Field(
         None, ge=1, description="blocks with adapters; empty: all (transformer), 1 (CNN)"
     )
-    bottleneck: int = Field(64, ge=1, description="bottleneck units an adapter starts with, and grows by")
+    bottleneck: int = Field(
+        32, ge=1, description="free bottleneck units of an adapter that a task chooses from, beside as many used ones"
+    )
     keep_per_class: int = Field(20, ge=2, description="images kept of each class, for replay and for calibration")
     replay_size: int | None = Field(None, ge=1, description="limit of the replay memory in total; empty: none")
     epochs: int = Field(10, ge=1, description="passes over a new task's images")

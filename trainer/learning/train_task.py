@@ -5,20 +5,19 @@ the gradient (Eq. grad_mod) is not enough, because momentum and weight decay als
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor
 
 from models.inference.model import Head
 from models.inference.shared_adapters import Adapters, SharedAdapters
 from models.network import hat
 from models.network.adapted_blocks import Masks, TaskTensors, apply_masks
-from models.network.backbone import Backbone
+from trainer.learning.adapter_units import UnitWindow, truncated_normal
 from trainer.learning.checkpoint import Checkpoint, Tensors
 from trainer.learning.progress import Progress
 from trainer.learning.reproducibility import random_stream
@@ -46,45 +45,6 @@ class TrainedTask:
     tensors: TaskTensors
     head: Head
     shared: SharedAdapters
-
-
-def initial_adapters(backbone: Backbone, settings: LearnerSettings) -> SharedAdapters:
-    """Adapters before the first task: W ~ trunc-normal(0.02), b = 0, no unit used."""
-    a, d, b = backbone.adapters, backbone.spec.dimensions, settings.bottleneck
-    rng = random_stream(settings.seed, "adapters", 0)
-    adapters = Adapters(
-        w1=truncated_normal(rng, (a, b, d)),
-        b1=np.zeros((a, b), np.float32),
-        w2=truncated_normal(rng, (a, d, b)),
-        b2=np.zeros((a, d), np.float32),
-    )
-    return SharedAdapters(adapters, np.zeros((a, b), np.float32), np.zeros((a, d), np.float32))
-
-
-def grow_adapters(shared: SharedAdapters, settings: LearnerSettings) -> SharedAdapters:
-    """Add bottleneck units until no layer uses more than `grow_when_used`; existing units keep their index."""
-    if shared.used_ratio < settings.recipe.grow_when_used:
-        return shared
-    a, b, d = shared.adapters.w1.shape
-    more, rng = settings.bottleneck, random_stream(settings.seed, "adapters", b)
-    w1, w2 = truncated_normal(rng, (a, more, d)), truncated_normal(rng, (a, d, more))
-    zeros = np.zeros((a, more), np.float32)
-    adapters = Adapters(
-        w1=np.concatenate([shared.adapters.w1, w1], axis=1),
-        b1=np.concatenate([shared.adapters.b1, zeros], axis=1),
-        w2=np.concatenate([shared.adapters.w2, w2], axis=2),
-        b2=shared.adapters.b2,
-    )
-    grown = SharedAdapters(adapters, np.concatenate([shared.used1, zeros], axis=1), shared.used2)
-    return grow_adapters(grown, settings)
-
-
-def truncated_normal(rng: np.random.Generator, shape: tuple[int, ...], std: float = 0.02) -> NDArray[np.float32]:
-    """Normal draws within two standard deviations, the usual start of a transformer's weights."""
-    draws = rng.standard_normal(shape)
-    while (outside := np.abs(draws) > 2).any():
-        draws[outside] = rng.standard_normal(int(outside.sum()))
-    return (draws * std).astype(np.float32)
 
 
 def image_passes(data: TaskData, settings: LearnerSettings) -> int:
@@ -134,7 +94,7 @@ class _TaskNetwork:
     def masks(self, s: float) -> Masks:
         return Masks(*(hat.soft_mask(self.parameters[key], s) for key in EMBEDDINGS))
 
-    def epoch(self, data: TaskData, rng: np.random.Generator, on_step: Callable[[], None]) -> float:
+    def epoch(self, data: TaskData, rng: np.random.Generator, on_step: Callable[[], None] = lambda: None) -> float:
         """Train on batches of new images, each with as many replayed ones as `ood` (Eq. ood_obj + Eq. hat_reg)."""
         tokens, settings = self._tokens, self._settings
         batch, passes = min(settings.batch_size, len(data.keys)), _passes(len(data.keys), settings)
@@ -152,7 +112,8 @@ class _TaskNetwork:
             z = tokens.backbone.blocks(tokens.get(keys, views), self.tensors, masks)
             logits = F.linear(z, self.parameters["head_w"], self.parameters["head_b"])
             loss = F.cross_entropy(logits, torch.tensor(labels, device=z.device))
-            loss = loss + settings.recipe.sparsity * hat.sparsity(list(masks), [self.used1, self.used2])
+            price = settings.recipe.sparsity
+            loss = loss + price * hat.sparsity(list(masks), [self.used1, self.used2], settings.recipe.windowed)
             self.step(loss)
             losses.append(float(loss.detach()))
             on_step()
@@ -208,7 +169,8 @@ def train_task(
     progress: Progress,
 ) -> TrainedTask:
     """Train the network of the task that `phase` names, resuming from the checkpoint of that phase."""
-    network = _TaskNetwork(tokens, shared, data.classes, settings, phase)
+    window = UnitWindow.choose(shared, settings)
+    network = _TaskNetwork(tokens, window.cut(shared), data.classes, settings, phase)
     finished, state = checkpoint.load(phase)
     if finished:
         network.restore(state)
@@ -218,4 +180,5 @@ def train_task(
         loss = network.epoch(data, random_stream(settings.seed, phase, "epoch", epoch), progress.tick)
         checkpoint.save(phase, epoch + 1, network.state())
         progress.report(phase, epoch + 1, settings.epochs, per_epoch, loss, saved=True)
-    return network.finish()
+    trained = network.finish()
+    return replace(trained, shared=window.put(shared, trained.shared))

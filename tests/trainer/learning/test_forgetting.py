@@ -31,10 +31,11 @@ from tests.support.tiny_model import (
     tiny_learner,
     tiny_settings,
 )
+from trainer.learning.adapter_units import UnitWindow, grow_adapters, initial_adapters
 from trainer.learning.checkpoint import Checkpoint
 from trainer.learning.learner import Learned, Learner
 from trainer.learning.tokens import TokenCache
-from trainer.learning.train_task import ADAPTER_TENSORS, _TaskNetwork, grow_adapters, initial_adapters
+from trainer.learning.train_task import ADAPTER_TENSORS, _TaskNetwork
 
 slow = settings(max_examples=25, deadline=None)
 histories = st.fixed_dictionaries(
@@ -44,6 +45,7 @@ histories = st.fixed_dictionaries(
         "momentum": st.sampled_from([0.0, 0.9]),
         "weight_decay": st.sampled_from([0.0, 0.1]),
         "grow_when_used": st.sampled_from([0.15, 1.0]),
+        "windowed": st.booleans(),
         "sparsity": st.sampled_from([0.0, 0.1]),
         "seed": st.integers(0, 99),
     }
@@ -68,12 +70,22 @@ def feature(backbone: Backbone, tokens: Tensor, task: TaskTensors, masks: Masks 
 def recorded_masks() -> Iterator[list[Masks]]:
     """Collect the hard masks of every task that is learned in the context."""
     masks: list[Masks] = []
+    put = UnitWindow.put
 
     def recording(task: TaskTensors, m1: Tensor, m2: Tensor) -> TaskTensors:
         masks.append(Masks(m1.clone(), m2.clone()))
         return apply_masks(task, m1, m2)
 
-    with patch.object(trainer.learning.train_task, "apply_masks", recording):
+    def spreading(window: UnitWindow, shared: SharedAdapters, trained: SharedAdapters) -> SharedAdapters:
+        """From the units of the window to all units."""
+        every = torch.zeros(shared.used1.shape).scatter(1, torch.from_numpy(window.units), masks[-1].m1)
+        masks[-1] = Masks(every, masks[-1].m2)
+        return put(window, shared, trained)
+
+    with (
+        patch.object(trainer.learning.train_task, "apply_masks", recording),
+        patch.object(UnitWindow, "put", spreading),
+    ):
         yield masks
 
 
@@ -182,7 +194,7 @@ def test_adapters_grow_when_a_layer_is_nearly_full_and_not_before() -> None:
 
 def test_growing_adapters_keeps_every_old_unit_in_place() -> None:
     backbone, chosen = tiny_backbone(), tiny_settings(grow_when_used=0.6)
-    start = initial_adapters(backbone, chosen)
+    start = initial_adapters(backbone.adapters, backbone.spec.dimensions, chosen)
     assert grow_adapters(start, chosen) is start
     full = SharedAdapters(start.adapters, np.ones_like(start.used1), start.used2)
     grown = grow_adapters(full, chosen)
@@ -195,7 +207,7 @@ def test_growing_adapters_keeps_every_old_unit_in_place() -> None:
 
 
 def test_adapters_grow_until_the_used_share_is_below_the_limit() -> None:
-    start = initial_adapters(tiny_backbone(), tiny_settings())
+    start = initial_adapters(tiny_backbone().adapters, DIMENSIONS, tiny_settings())
     full = SharedAdapters(start.adapters, np.ones_like(start.used1), start.used2)
     for limit, units in ((0.9, 12), (0.45, 18), (0.3, 24), (0.15, 42)):
         grown = grow_adapters(full, tiny_settings(grow_when_used=limit))
@@ -208,7 +220,7 @@ def test_adapters_grow_until_the_used_share_is_below_the_limit() -> None:
 
 def half_used(seed: int = 0) -> SharedAdapters:
     rng = np.random.default_rng(seed)
-    start = initial_adapters(tiny_backbone(), tiny_settings())
+    start = initial_adapters(tiny_backbone().adapters, DIMENSIONS, tiny_settings())
     used1 = rng.integers(0, 2, start.used1.shape).astype(np.float32)
     return SharedAdapters(start.adapters, used1, rng.integers(0, 2, start.used2.shape).astype(np.float32))
 

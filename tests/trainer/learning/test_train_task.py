@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 from models.network import hat
 from models.network.adapted_blocks import Masks
 from tests.support.tiny_model import TinyImages, silent_progress, tiny_learner
+from trainer.learning.adapter_units import initial_adapters
 from trainer.learning.checkpoint import Checkpoint
 from trainer.learning.learner import Learner
 from trainer.learning.settings import LearnerSettings
-from trainer.learning.train_task import TaskData, _TaskNetwork, image_passes, initial_adapters, train_task
+from trainer.learning.train_task import TaskData, _TaskNetwork, image_passes, train_task
 
 
 @dataclass
@@ -46,7 +47,7 @@ def counted(images: int, replayed: int = 0, **chosen: Any) -> tuple[Counted, Tas
         out.temperatures.append(s)
         return masks(self, s)
 
-    shared = initial_adapters(learner.backbone, learner.settings)
+    shared = initial_adapters(learner.backbone.adapters, learner.backbone.spec.dimensions, learner.settings)
     with patch.object(learner.tokens, "get", getting), patch.object(_TaskNetwork, "masks", masking):
         train_task(
             learner.tokens,
@@ -92,7 +93,7 @@ def learned_masks(names: list[str], **chosen: Any) -> NDArray[np.float32]:
     learner = tiny_learner(**{"epochs": 10, "min_steps": 20, "bottleneck": 32, "learning_rate": 0.02, **chosen})
     keys = [key for keys in TinyImages().batch(names, count=20).values() for key in keys]
     data = TaskData(keys, np.repeat([0, 1], 20).tolist(), 2, [])
-    shared = initial_adapters(learner.backbone, learner.settings)
+    shared = initial_adapters(learner.backbone.adapters, learner.backbone.spec.dimensions, learner.settings)
     progress, checkpoint = silent_progress(), Checkpoint(None)
     out = train_task(learner.tokens, shared, data, learner.settings, "task", checkpoint, progress).shared
     return np.concatenate([out.used1.ravel(), out.used2.ravel()])
@@ -112,7 +113,7 @@ def test_masks_depend_on_the_data(anneal: str) -> None:
 def test_every_unit_gets_a_gradient_of_the_data_within_an_epoch(anneal: str) -> None:
     learner = tiny_learner(epochs=1, min_steps=20, sparsity=0, anneal=anneal)
     keys = [key for keys in TinyImages().batch(["a", "b"], count=10).values() for key in keys]
-    shared = initial_adapters(learner.backbone, learner.settings)
+    shared = initial_adapters(learner.backbone.adapters, learner.backbone.spec.dimensions, learner.settings)
     network = _TaskNetwork(learner.tokens, shared, 2, learner.settings, "task")
     with torch.no_grad():
         network.parameters["b1"] += 5  # no image turns off the relu of a unit
