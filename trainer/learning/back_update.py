@@ -30,6 +30,7 @@ class BackUpdate:
     own: NDArray[np.float32]  # (n, d)
     labels: NDArray[np.int64]  # (n,)
     others: NDArray[np.float32]  # (m, d)
+    weights: NDArray[np.float64]  # (m,), of the others: how many images each of them stands for
 
 
 def update_heads(updates: Iterable[BackUpdate], settings: LearnerSettings, rng: np.random.Generator) -> Iterator[Head]:
@@ -46,7 +47,7 @@ def head_problem(update: BackUpdate, settings: LearnerSettings, rng: np.random.G
     Each class has as many draws as the memory has room for images.
     """
     if len(update.own) == 0:  # without its own images a head would call everything `ood`
-        update = replace(update, others=update.others[:0])
+        update = replace(update, others=update.others[:0], weights=update.weights[:0])
     classes, inverse, counts = np.unique(update.labels, return_inverse=True, return_counts=True)
     quota, drawn_share = settings.keep_per_class, settings.recipe.back_drawn
     drawn_labels = classes.repeat(quota if drawn_share else 0)
@@ -56,7 +57,7 @@ def head_problem(update: BackUpdate, settings: LearnerSettings, rng: np.random.G
     weights = [
         per_class * (1 - drawn_share) / counts[inverse],
         np.full(len(drawn), per_class * drawn_share / quota),
-        np.full(len(update.others), (1 - own_share) / max(len(update.others), 1)),
+        (1 - own_share) * update.weights / max(float(update.weights.sum()), 1.0),
     ]
     ood = np.full(len(update.others), len(update.head.bias) - 1)
     features = np.concatenate([update.own, drawn, update.others])
@@ -66,7 +67,7 @@ def head_problem(update: BackUpdate, settings: LearnerSettings, rng: np.random.G
         features=features,
         labels=np.concatenate([update.labels, drawn_labels, ood]),
         weights=np.concatenate(weights),
-        ridge=settings.recipe.back_ridge * length / _size(counts, len(update.others)),
+        ridge=settings.recipe.back_ridge * length / _size(counts, int(update.weights.sum())),
     )
 
 

@@ -1,6 +1,6 @@
 """Fit the two decisions of a new version on left-out images, measure it on them, and compare it with its parent."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -16,7 +16,7 @@ from trainer.learning.advice import advise, frozen_rule
 from trainer.learning.calibration import Target, fit_cascade, fit_novelty, fit_rule, paper_novelty
 from trainer.learning.gate import Verdict, auc, judge
 from trainer.learning.leave_out import LeaveOut
-from trainer.learning.memory import Samples
+from trainer.learning.memory import Samples, spread_over_classes
 from trainer.learning.settings import LearnerSettings
 from trainer.learning.simulation import left_out_scores, simulated_novelty
 from trainer.learning.tokens import TokenCache
@@ -42,7 +42,8 @@ def evaluate(
     left_out = left_out_scores(kept, rng)
     held_out = {sample.key for sample in samples.held_out}
     left = ~np.isnan(left_out.ridge).any(axis=1)
-    rows = left & np.array([key in held_out for key in keys], bool)
+    fitted_on = _few_of_each_class(labels, held_out, settings)
+    rows = left & np.array([key in fitted_on for key in keys], bool)
     if not rows.any():  # no class has an image to spare: those that the networks have seen must do
         rows = left
     held_keys = [key for key, row in zip(keys, rows, strict=True) if row]
@@ -116,6 +117,15 @@ def _spread(features: Sequence[NDArray[np.float32]], ran: Chosen) -> NDArray[np.
     for own, rows, values in zip(out, ran.T, features, strict=True):
         own[rows] = values
     return out
+
+
+def _few_of_each_class(labels: Mapping[str, str], held_out: Container[str], settings: LearnerSettings) -> set[str]:
+    by_class: dict[str, list[str]] = {}
+    for key, name in labels.items():
+        if key in held_out:
+            by_class.setdefault(name, []).append(key)
+    chosen = spread_over_classes(by_class, settings.recipe.network_images)
+    return {key for keys in chosen.values() for key in keys}
 
 
 def choose_images(samples: Samples, most: int, rng: np.random.Generator) -> dict[str, str]:

@@ -31,6 +31,7 @@ from trainer.learning.memory import (
     merged,
     remember,
     split,
+    spread_over_classes,
     unseen,
 )
 from trainer.learning.progress import Progress
@@ -249,16 +250,20 @@ class Learner:
         foreign = [
             name for name in memory if name not in task.classes and label_of(name, model.aliases) not in labels_of_task
         ]
-        others = [key for name in foreign for key in memory[name]] + selected
+        kept = spread_over_classes({name: memory[name] for name in foreign}, self.settings.recipe.network_images)
         z_own = self.tokens.features([key for key, _ in own], tensors_of(task))
-        z_others = self.tokens.features(others, tensors_of(task))
+        z_kept = self.tokens.features(_keys(kept), tensors_of(task))
+        z_new = self.tokens.features(selected, tensors_of(task), store=False)  # few of them are needed again
+        stands_for = [len(memory[name]) / max(len(keys), 1) for name, keys in kept.items() for _ in keys]
+        z_others = np.concatenate([z_kept, z_new])
+        weights = np.array([*stands_for, *([1.0] * len(selected))], np.float64)
         labels = np.array([c for _, c in own], np.int64)
         # A head that sees no image of a class unlearns it: draws stand for classes whose images were all deleted.
         deleted = np.setdiff1d(np.arange(len(task.classes)), labels).repeat(self.settings.keep_per_class)
         if len(deleted):
             z_own = np.concatenate([z_own, task.gaussians.sample(deleted, rng).astype(np.float32)])
             labels = np.concatenate([labels, deleted])
-        return BackUpdate(task.head, task.gaussians, z_own, labels, z_others)
+        return BackUpdate(task.head, task.gaussians, z_own, labels, z_others, weights)
 
 
 def _keys(images: Images) -> list[str]:

@@ -170,6 +170,15 @@ def split(
     return train, held_out
 
 
+def spread_over_classes(images: Mapping[str, Sequence[str]], most: int | None) -> dict[str, list[str]]:
+    """At most `most` images in all, as many of each class, at least one; None: all.
+
+    The first ones by key, which is a hash: nearly the same ones after the next task, so their features are known.
+    """
+    share = None if most is None else max(1, most // max(len(images), 1))
+    return {name: sorted(keys)[:share] for name, keys in images.items()}
+
+
 def limit_held_out(held_out: Sequence[HeldOut], most: int, rng: np.random.Generator) -> tuple[HeldOut, ...]:
     """At most `most` images of each class, chosen at random."""
     keys: dict[str, list[str]] = {}

@@ -77,8 +77,8 @@ class TokenCache:
         found = self._fetch(items)
         return torch.stack([found[item] for item in items]).to(self.device)
 
-    def features(self, keys: Sequence[str], task: TaskTensors) -> NDArray[np.float32]:
-        """z under one finished task's network: (n, d)."""
+    def features(self, keys: Sequence[str], task: TaskTensors, *, store: bool = True) -> NDArray[np.float32]:
+        """z under one finished task's network: (n, d); without `store`, later tasks compute it again."""
 
         def compute(tokens: Tensor) -> NDArray[np.float32]:
             if self._runtime is not None:
@@ -88,7 +88,7 @@ class TokenCache:
                 out: NDArray[np.float32] = self.backbone.blocks(tokens.to(self.device), on_device).cpu().numpy()
                 return out
 
-        return self._feature_rows(keys, f"task {_sha256(task)}", self.backbone.spec.dimensions, compute)
+        return self._feature_rows(keys, f"task {_sha256(task)}", self.backbone.spec.dimensions, compute, store)
 
     def frozen(self, keys: Sequence[str]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """The frozen feature (n, f) and its random features (n, M)."""
@@ -104,7 +104,12 @@ class TokenCache:
         return np.ascontiguousarray(rows[:, : spec.size]), np.ascontiguousarray(rows[:, spec.size :])
 
     def _feature_rows(
-        self, keys: Sequence[str], kind: str, size: int, compute: Callable[[Tensor], NDArray[np.float32]]
+        self,
+        keys: Sequence[str],
+        kind: str,
+        size: int,
+        compute: Callable[[Tensor], NDArray[np.float32]],
+        store: bool = True,
     ) -> NDArray[np.float32]:
         """One row per image: (n, size), stored ones or computed from tokens."""
         out = np.empty((len(keys), size), np.float32)
@@ -121,7 +126,7 @@ class TokenCache:
             rows = compute(_padded(self._tokens(chunk)))[: len(chunk)]
             for key, row in zip(chunk, rows, strict=True):
                 out[missing[key]] = row
-            if self._stored is not None:
+            if self._stored is not None and store:
                 self._stored.put(kind, {key: row[None] for key, row in zip(chunk, rows, strict=True)})
         return out
 

@@ -55,7 +55,8 @@ def update(
     gaussians: Gaussians = GAUSSIANS,
     seed: int = 0,
 ) -> Head:
-    task = BackUpdate(head, gaussians, own, LABELS[: len(own)] if labels is None else labels, others)
+    labels = LABELS[: len(own)] if labels is None else labels
+    task = BackUpdate(head, gaussians, own, labels, others, np.ones(len(others)))
     (updated,) = update_heads([task], settings, np.random.default_rng(seed))
     return updated
 
@@ -259,7 +260,9 @@ def test_own_and_others_classes_and_draws_have_the_weights_of_the_objective(
 ) -> None:
     own = np.concatenate([OWN[: counts[0]], OWN[15 : 15 + counts[1]]])
     labels = np.repeat([0, 1], counts).astype(np.int64)
-    problem = head_problem(BackUpdate(head, GAUSSIANS, own, labels, others), CONVEX, np.random.default_rng(0))
+    problem = head_problem(
+        BackUpdate(head, GAUSSIANS, own, labels, others, np.ones(len(others))), CONVEX, np.random.default_rng(0)
+    )
     weight, n = problem.weights, len(own)
     assert weight.sum() == pytest.approx(1)
     assert weight[problem.labels < 2].sum() == pytest.approx(own_share)
