@@ -158,9 +158,12 @@ class Model:
         gaussians = [task.gaussians for task in self.tasks]
         return StackedScores(gaussians, [head.weight for head in heads], [head.bias for head in heads])
 
-    def evidence(self, features: Features) -> Evidence:
-        """Everything that the two decisions may weigh, for the features of n images; with the rule's cascade."""
-        frozen = self.frozen.scores(features.frozen, features.expanded)
+    def evidence(self, features: Features, frozen: FrozenScores | None = None) -> Evidence:
+        """Everything that the two decisions may weigh, for the features of n images; with the rule's cascade.
+
+        `frozen`: the frozen scores if they are known, for example of images that are left out of the statistics.
+        """
+        frozen = frozen or self.frozen.scores(features.frozen, features.expanded)
         if not self.rule.uses_networks:
             return frozen_evidence(self.rule, self.counts, frozen)
         evidence = self._scores.evidence(np.asarray(features.tasks, np.float32), frozen)

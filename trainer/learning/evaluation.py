@@ -60,7 +60,7 @@ def evaluate(
         for task, runs in zip(model.tasks, needed.T, strict=True)
     ]
     features = Features(_spread(z, needed), kept.features[rows], kept.expanded[rows], ran)
-    after = replace(model.evidence(features), frozen=scores)
+    after = model.evidence(features, scores)
     target = Target(settings.accept, settings.flag)
     novelty_auc: float | None
     fitted = replace(fit_rule(after, columns[rows], settings.recipe.prior), cascade=cascade)
@@ -86,8 +86,8 @@ def evaluate(
     if not parent.tasks:
         verdict = judge(None, model, None, after, names, novelty_auc, settings)
         return model, replace(verdict, advice=advice)
-    before = parent.evidence(replace(features, tasks=features.tasks[: len(parent.tasks)], ran=ran_before))
-    before = replace(before, frozen=before_scores)
+    features = replace(features, tasks=features.tasks[: len(parent.tasks)], ran=ran_before)
+    before = parent.evidence(features, before_scores)
     verdict = judge(parent, model, before, after, names, novelty_auc, settings)
     return model, replace(verdict, advice=advice)
 

@@ -36,7 +36,7 @@ class Recipe(BaseModel):
     network_images: int | None = Field(500, ge=1)
     hold_out: float = Field(0.2, gt=0, lt=0.5)  # share of a class that no network is trained on, for calibration
     cascade_share: float = Field(0.99, gt=0, le=1)  # of left-out images, whose own network the cascade's margin runs
-    calibration_images: int = Field(2000, ge=1)  # used in one calibration at most, the same number of each class
+    calibration_images: int = Field(1000, ge=1)  # used in one calibration at most, the same number of each class
     prior: Prior = Prior()
 
 

@@ -293,15 +293,15 @@ def others_of_heads(aliases: dict[str, str | None]) -> list[set[str]]:
     asked: list[list[str]] = []
     features = learner.tokens.features
 
-    def recording(keys: Any, tensors: Any) -> Any:
+    def recording(keys: Any, tensors: Any, **more: Any) -> Any:
         asked.append(list(keys))
-        return features(keys, tensors)
+        return features(keys, tensors, **more)
 
     others: list[list[str]] = []
 
     def updating(updates: Iterable[BackUpdate], *rest: Any) -> Iterator[Head]:
         for update in updates:
-            others.append(asked[-1])
+            others.append(asked[-2] + asked[-1])  # kept ones and new ones
             yield update.head
 
     model = replace(parent.model, aliases=aliases)

@@ -18,6 +18,7 @@ from trainer.learning.memory import (
     merged,
     remember,
     split,
+    spread_over_classes,
     unseen,
 )
 from trainer.learning.progress import Progress
@@ -268,3 +269,11 @@ def test_without_a_total_many_classes_are_not_refused() -> None:
     assert set(map(len, remember({}, many, [], 20, None, np.random.default_rng(0)).values())) == {3}
     with pytest.raises(BatchError, match="600 classes do not fit a memory of 200 images"):
         check_size({}, many, 200)
+
+
+def test_images_are_spread_over_classes_and_stay_the_same_as_classes_grow() -> None:
+    images = {"cat": ["c", "a", "b"], "dog": ["e", "d"]}
+    assert spread_over_classes(images, 2) == {"cat": ["a"], "dog": ["d"]}
+    assert spread_over_classes({**images, "owl": ["f"]}, 3) == {"cat": ["a"], "dog": ["d"], "owl": ["f"]}
+    assert spread_over_classes(images, 1) == {"cat": ["a"], "dog": ["d"]}  # at least one of each class
+    assert spread_over_classes(images, None) == {"cat": ["a", "b", "c"], "dog": ["d", "e"]}
