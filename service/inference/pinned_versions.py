@@ -59,8 +59,8 @@ class PinnedVersions:
         self._freed = asyncio.Event()
 
     def __contains__(self, number: int) -> bool:
-        """Whether the version is loaded."""
-        return number in self._kept
+        """Whether the version is loaded or being loaded; such a version exists."""
+        return number in self._kept or number in self._loads
 
     async def get(self, number: int) -> ServableModel:
         """The model of a version that exists; VersionUnusable if it cannot be loaded."""
