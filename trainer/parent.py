@@ -60,16 +60,23 @@ class Parent:
         """The contents of the learned tasks. Edits of classes, and pending tasks, leave them as they are."""
         return learned_files(self.manifest)
 
-    def refreshed(self, store: VersionStore) -> Self:
-        """The version that is current now, if it has the same learned tasks; StaleParent if not."""
+    def current_manifest(self, store: VersionStore) -> Manifest | None:
+        """That of the version that is current now, if it has the same learned tasks; StaleParent if not."""
         if store.current() == self.version:
-            return self
+            return self.manifest
         current = store.current_manifest()
         if current is None or learned_files(current) != self.learned_files:
             raise StaleParent(
                 f"version {current.version if current else None} became current, and version {self.version}, which "
                 "the training started from, has other tensors"
             )
+        return current
+
+    def refreshed(self, store: VersionStore) -> Self:
+        """The version that is current now, if it has the same learned tasks; StaleParent if not."""
+        current = self.current_manifest(store)
+        if current is None or current is self.manifest:
+            return self
         samples = Samples.from_json(samples_by_name(store.samples(current.version, current), current))
         model = self.model and _renamed(self.model, current)
         return replace(self, manifest=current, model=model, samples=samples)

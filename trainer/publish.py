@@ -3,9 +3,10 @@
 **Killed at any moment, the current version stays whole; the same call resumes after the last finished epoch and ends
 with the same bytes. A call that fails removes what it added, unless a provisional version answers with it already.**
 
-If classes are edited meanwhile, or other tasks become pending, the result is published on the version that is current
-then: its learned tasks have the same bytes. If a version with other learned tasks becomes current, learning starts
-again on that version at once; if the classes of this task are gone with it, the training is dropped.
+If people edit classes during the training, or other tasks become pending, the result is published on the version that
+is current at its end: the learned tasks of that version have the same bytes. If a version with other learned tasks
+becomes current, learning starts again on that version at once; if it lacks the classes of this task, the training is
+dropped.
 """
 
 import logging
@@ -144,8 +145,7 @@ class _Training:
 
     @property
     def makes_provisional(self) -> bool:
-        """The paper's rule weighs no frozen evidence, so its classes are known only once they are learned."""
-        return self.provisional and self.settings.rule == "fitted"
+        return self.provisional and self.settings.weighs_frozen_evidence
 
     @property
     def checkpoint_folder(self) -> Path:
@@ -175,7 +175,7 @@ class _Training:
         images = parent.images_of(self.submission, self.store)
         needed = WORKING_SPACE + (0 if self.images_stored else batch.total_bytes)
         if parent.manifest is not None:
-            own = parent.samples.pending.get(batch.task_id, {})  # people may have edited these classes meanwhile
+            own = parent.samples.pending.get(batch.task_id, {})  # people may have edited these classes
             if problems := unusable_labels(parent.manifest, images.keys() - own.keys()):
                 raise BatchError(problems)
             unseen(images, parent.samples)
@@ -222,10 +222,10 @@ class _Training:
     def _look(self, context: LearningContext, parent: Parent, pending: bool) -> None:
         """Look at what happened outside; StaleParent or RefinementDropped if the result could not be published.
 
-        Publishes provisional versions of tasks that were submitted meanwhile.
+        Publishes provisional versions of tasks that were submitted during the training.
         """
         with suppress(CorruptVersion):  # may be repaired before the training ends
-            self._check_wanted(parent.refreshed(self.store), pending)
+            self._check_wanted(parent.current_manifest(self.store), pending)
             for submission in self.waiting() if self.makes_provisional else ():
                 self._publish_pending(context, parent, submission)
 
@@ -238,10 +238,11 @@ class _Training:
             self.on_provisional(submission, parent.manifest.version)
         return parent
 
-    def _check_wanted(self, now: Parent, pending: bool) -> None:
-        if pending and not (now.manifest and now.manifest.is_pending(self.batch.task_id)):
+    def _check_wanted(self, current: Manifest | None, pending: bool) -> None:
+        if pending and not (current and current.is_pending(self.batch.task_id)):
+            number = current.version if current else None
             raise RefinementDropped(
-                f"version {now.version} became current, which does not have the classes of this task: {RETRY}"
+                f"version {number} became current, which does not have the classes of this task: {RETRY}"
             )
 
     def _publish(
@@ -257,7 +258,7 @@ class _Training:
         verdict, task_id = learned.verdict, self.batch.task_id
         while True:
             now = parent.refreshed(self.store).without_deleted(context.images)
-            self._check_wanted(now, pending)
+            self._check_wanted(now.manifest, pending)
             model, samples, renamed = _named_as_in(now, parent, learned, task_id)
             left = Stage(model, samples, {}, {})
             if verdict.accepted:

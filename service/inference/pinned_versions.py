@@ -49,7 +49,7 @@ class PinnedVersions:
 
     def __init__(self, load: Callable[[int], ServableModel], clock: Callable[[], float] = time.monotonic) -> None:
         self._load, self._clock = load, clock
-        # Of low priority: whoever asks for one version after the other must not slow down other clients.
+        # Low priority: a client that asks for many versions must not slow down other clients.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="pinned", initializer=lower_priority)
         self._turn = asyncio.Lock()
         self._kept: LRUCache[int, ServableModel] = LRUCache(MAX_PINNED)

@@ -185,12 +185,17 @@ class TaskQueue:
         """
         self._run("provisional", id=task_id, version=version, submission=submission)
 
-    def waiting(self) -> list[Task]:
-        """The tasks that wait for a worker, oldest first."""
+    def waiting(self, known: Iterable[Task] = ()) -> list[Task]:
+        """The tasks that wait for a worker, oldest first.
+
+        Those that the caller knows are not read again: a task may name 20,000 images.
+        """
+        have = {(task.id, task.submission): task for task in known}
         tasks = []
         for summary in reversed(self.list_tasks(limit=None, states=["queued"])):
             with suppress(UnknownTask):  # ended since, and deleted from the history
-                tasks.append(self.get(summary.id))
+                (submission,) = self._fields(summary.id, ("submission",))
+                tasks.append(have.get((summary.id, submission or "")) or self.get(summary.id))
         return [task for task in tasks if task.state == "queued"]
 
     @property

@@ -8,7 +8,7 @@ next version. The closed-form statistics use both, because an image can be subtr
 from collections import Counter
 from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from pydantic import TypeAdapter
@@ -47,14 +47,11 @@ class Samples:
     def learned_keys(self) -> set[str]:
         return {key for keys in self.memory.values() for key in keys} | {sample.key for sample in self.held_out}
 
-    def with_pending_seen(self) -> Self:
-        """The samples with the images of the pending tasks in `seen`, as if they had been learned."""
-        out = self
+    def with_pending_seen(self) -> "Samples":
+        """The samples as if the images of the pending tasks had been learned."""
+        out: Samples = self
         for images in self.pending.values():
-            corrected = corrections(images, out)
-            out = out.without(corrected)
-            fresh = {name: [key for key in keys if key not in out.seen.get(name, ())] for name, keys in images.items()}
-            out = replace(out, seen=merged(out.seen, fresh))
+            out = with_batch(out, images).samples
         return out
 
     def without_missing(self, present: Container[str]) -> Self:
@@ -110,6 +107,23 @@ def unseen(images: Mapping[str, Sequence[str]], samples: Samples) -> dict[str, l
     if not new:
         raise BatchError(["every image of this batch is learned already: add images that are not"])
     return new
+
+
+class AddedBatch(NamedTuple):
+    """Samples with the images of a batch, all of them in the memory."""
+
+    samples: Samples
+    corrected: dict[str, str]  # images that lost another label, with that label
+    fresh: dict[str, list[str]]  # images that have their label now, by class
+
+
+def with_batch(samples: Samples, images: Mapping[str, Sequence[str]]) -> AddedBatch:
+    """`BatchError` if there is nothing to add, or if a class would keep no image."""
+    corrected = corrections(images, samples)
+    samples = samples.without(corrected)
+    fresh = unseen(images, samples)
+    samples = replace(samples, memory=merged(samples.memory, fresh), seen=merged(samples.seen, fresh))
+    return AddedBatch(samples, corrected, fresh)
 
 
 def merged(old: Mapping[str, Sequence[str]], new: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:

@@ -1,5 +1,6 @@
 """Progress of a task as events, for a terminal or for the queue."""
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -51,8 +52,8 @@ class Progress:
             left = (time.monotonic() - self._started) / own * max(self._total - self._done, 0.0)
         share = min(self._done / self._total, 1.0) if self._total else 1.0
         self._listener(Event(self._task, phase, epoch, epochs, loss, share, left, saved))
-        self._look()
-        self._looked = time.monotonic()
+        self._looked = -math.inf
+        self.tick()
 
     def tick(self) -> None:
         """Call it after each small step."""

@@ -23,7 +23,7 @@ from trainer.learning.advice import frozen_rule
 from trainer.learning.calibration import Target, fit_novelty, prior_weights
 from trainer.learning.evaluation import choose_images, simulated_auc
 from trainer.learning.leave_out import LeaveOut
-from trainer.learning.memory import Samples, corrections, merged, unseen
+from trainer.learning.memory import Samples, with_batch
 from trainer.learning.reproducibility import random_stream
 from trainer.learning.settings import LearnerSettings
 from trainer.learning.simulation import left_out_scores, simulated_novelty
@@ -52,20 +52,16 @@ def provisional_model(
     BatchError if a task adds nothing, or if there is no image to calibrate on.
     """
     added = _Added(learned.frozen, list(learned.classes))
-    pending_classes, seen, memory = [], samples, samples
+    pending_classes, after = [], samples
     for images in pending.values():
-        corrected = corrections(images, seen)
-        fresh = unseen(images, seen.without(corrected))
+        after, corrected, fresh = with_batch(after, images)
         added.change(tokens, corrected, -1)
         if new := tuple(name for name in fresh if name not in added.classes):
             pending_classes.append(new)
         added.change(tokens, {key: name for name, keys in fresh.items() for key in keys}, 1, new)
-        seen = seen.without(corrected)
-        seen = replace(seen, seen=merged(seen.seen, fresh))
-        memory = replace(memory.without(corrected), memory=merged(memory.without(corrected).memory, fresh))
     model = replace(learned, frozen=added.frozen, pending=tuple(pending_classes), rule=Rule("provisional", {}))
     rng = random_stream(settings.seed, "provisional", *pending)
-    labels = choose_images(memory, min(CALIBRATION_IMAGES, settings.recipe.calibration_images), rng)
+    labels = choose_images(after, min(CALIBRATION_IMAGES, settings.recipe.calibration_images), rng)
     column = {name: c for c, name in enumerate(model.classes)}
     columns = np.array([column[name] for name in labels.values()], np.int64)
     kept = LeaveOut(model.frozen, *tokens.frozen(list(labels)), columns)

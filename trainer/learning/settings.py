@@ -97,6 +97,11 @@ class LearnerSettings(Settings):
     recipe: Recipe = Recipe()
 
     @property
+    def weighs_frozen_evidence(self) -> bool:
+        """The paper's rule does not: its classes are known only once they are learned."""
+        return self.rule == "fitted"
+
+    @property
     def networks_per_image(self) -> int | None:
         """The limit of the cascade; None: all networks run."""
         return None if self.cascade == "off" else self.cascade

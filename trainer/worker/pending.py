@@ -29,13 +29,12 @@ class PendingTasks:
         self, root: Path, queue: TaskQueue, settings: LearnerSettings, announce: Callable[[int], None]
     ) -> None:
         self._root, self._queue, self._settings, self._announce = root, queue, settings, announce
-        self._looked_at: set[tuple[str, str]] = set()  # tasks that are pending, or cannot be, and their submissions
+        self._waiting: list[Task] = []  # those that are pending, or cannot be
 
     def publish_waiting(self) -> None:
         """Publish provisional versions of the tasks that wait."""
-        tasks = [task for task in self._queue.waiting() if (task.id, task.submission) not in self._looked_at]
-        if tasks:
-            self._looked_at = {(task.id, task.submission) for task in tasks} | self._looked_at
+        before, self._waiting = self._waiting, self._queue.waiting(known=self._waiting)
+        if tasks := [task for task in self._waiting if task not in before]:
             self._change(submissions_of(self._root, tasks), [])
 
     def drop_cancelled(self) -> None:

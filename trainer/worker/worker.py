@@ -75,7 +75,7 @@ class Worker:
     ) -> None:
         self._root, self._queue, self._settings, self._name = root, queue, settings, name
         self._metrics, self._announce = metrics, announce
-        self._provisional = provisional and settings.rule == "fitted"
+        self._provisional = provisional and settings.weighs_frozen_evidence
         self._pending = PendingTasks(root, queue, settings, announce)
         self._disk_backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
         self._stopping = threading.Event()
@@ -239,7 +239,7 @@ class _LeaseKeeper:
         self._unsent: Event | None = None  # the last event, until it is sent
         self._losses: list[float] = []
         self._checkpoint = 0  # finished epochs
-        self.waiting: list[Task] = []  # those that were submitted meanwhile
+        self.waiting: list[Task] = []  # those that were submitted during the training
         self.unrecorded: list[tuple[str, int, str | None]] = []  # provisional versions: task, version, submission
 
     def __enter__(self) -> Self:
@@ -285,7 +285,7 @@ class _LeaseKeeper:
         while self.unrecorded:
             self._queue.record_provisional(*self.unrecorded[0])
             del self.unrecorded[0]
-        self.waiting = self._queue.waiting()
+        self.waiting = self._queue.waiting(known=self.waiting)
         return self._queue.paused
 
     def _send_progress(self) -> None:

@@ -302,3 +302,16 @@ def test_queues_of_two_data_folders_do_not_see_each_others_tasks(queue: TaskQueu
     with pytest.raises(UnknownTask):
         other.get(task.id)
     assert claim_next(queue).task.id == task.id
+
+
+def test_waiting_tasks_are_listed_in_order_and_known_ones_are_not_read_again(queue: TaskQueue) -> None:
+    first, second = (queue.submit(make_task(name)).task for name in "ab")
+    assert [task.id for task in queue.waiting()] == [first.id, second.id]
+    again = queue.waiting(known=[first])
+    assert again[0] is first
+    assert again[1] == second
+    queue.cancel(first.id)
+    assert queue.waiting(known=[first, second]) == [second]
+    queue.retry(first.id)
+    assert [task.id for task in queue.waiting(known=[first, second])] == [first.id, second.id]
+    assert queue.waiting(known=[first, second])[0] != first  # another submission
