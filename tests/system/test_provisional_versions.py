@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +43,18 @@ def pause(running: Loop, paused: bool) -> Any:
     response = httpx.put(f"{running.url}/refinement", json={"paused": paused}, timeout=30)
     assert response.status_code == 200, response.text
     return response.json()
+
+
+@contextmanager
+def slowly_learned(tmp_path: Path) -> Iterator[tuple[Loop, str]]:
+    """A task of plum and fig that is pending and takes long to learn."""
+    with loop(tmp_path, provisional="on", epochs="100") as running:
+        running.settings["SLOW"] = "0.05"  # after every event
+        running.start("serve")
+        running.start("train")
+        id = submitted(running, "plum", "fig")
+        wait_until(lambda: running.task(id)["provisional"] is not None, 60)
+        yield running, id
 
 
 def test_a_class_answers_while_its_task_is_learned(tmp_path: Path) -> None:
@@ -121,12 +135,8 @@ def test_while_learning_is_paused_new_classes_answer_and_are_learned_after_it(tm
 
 
 def test_pausing_hands_a_running_task_back(tmp_path: Path) -> None:
-    with loop(tmp_path, provisional="on", epochs="200") as running:
-        running.settings["SLOW"] = "0.05"
-        running.start("serve")
-        running.start("train")
-        id = submitted(running, "plum", "fig")
-        wait_until(lambda: running.task(id)["progress"] is not None, 60)
+    with slowly_learned(tmp_path) as (running, id):
+        running.wait_for_progress(id)
         pause(running, True)
         wait_until(lambda: running.task(id)["state"] == "queued", 60)
         wait_until(lambda: is_answered(running, "plum"), 10)
@@ -137,12 +147,7 @@ def test_pausing_hands_a_running_task_back(tmp_path: Path) -> None:
 
 
 def test_a_cancelled_task_is_forgotten_again(tmp_path: Path) -> None:
-    with loop(tmp_path, provisional="on", epochs="100") as running:
-        running.settings["SLOW"] = "0.05"
-        running.start("serve")
-        running.start("train")
-        id = submitted(running, "plum", "fig")
-        wait_until(lambda: running.task(id)["provisional"] is not None, 60)
+    with slowly_learned(tmp_path) as (running, id):
         httpx.post(f"{running.url}/tasks/{id}/cancel", timeout=30)
         assert running.wait_until_ended(id)["state"] == "cancelled"
         wait_until(lambda: VersionStore(running.data).current_manifest().stage == "refined", 60)  # type: ignore[union-attr]
@@ -154,12 +159,7 @@ def test_a_cancelled_task_is_forgotten_again(tmp_path: Path) -> None:
 
 
 def test_a_roll_back_ends_the_refinement(tmp_path: Path) -> None:
-    with loop(tmp_path, provisional="on", epochs="200") as running:
-        running.settings["SLOW"] = "0.05"
-        running.start("serve")
-        running.start("train")
-        id = submitted(running, "plum", "fig")
-        wait_until(lambda: running.task(id)["provisional"] is not None, 60)
+    with slowly_learned(tmp_path) as (running, id):
         httpx.post(f"{running.url}/versions/3/activate", timeout=30)
         task = running.wait_until_ended(id)
         assert task["state"] == "failed"

@@ -1,7 +1,8 @@
 """Provisional versions: classes answer in closed form before they are learned, and what is learned stays the same."""
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,7 @@ from openworld.check import check_folder
 from tasks.batch import LabelledBatch
 from tasks.images import ImageStore, Retention
 from tests.support.batches import check_batch
-from tests.support.exported import export_once
-from tests.support.servers import learned_folder
 from tests.support.tiny_model import TinyImages, tiny_backbone, tiny_settings
-from trainer import context as contexts
 from trainer.context import LearningContext
 from trainer.learning import gate
 from trainer.learning.progress import Event
@@ -29,23 +27,7 @@ from trainer.parent import Parent, Submission
 from trainer.provisional import drop_pending
 from trainer.publish import Outcome, RefinementDropped, learn_batch
 
-pytestmark = pytest.mark.usefixtures("restore_torch_settings")
-
-
-@pytest.fixture(autouse=True)
-def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contexts, "open_backbone", lambda *arguments: tiny_backbone())
-    monkeypatch.setattr(contexts, "export", export_once)
-
-
-@pytest.fixture(scope="module")
-def learned(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return learned_folder(tmp_path_factory.mktemp("learned") / "robot")
-
-
-@pytest.fixture
-def data(learned: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(learned, tmp_path / "data"))
+pytestmark = pytest.mark.usefixtures("restore_torch_settings", "tiny")
 
 
 def batch_of(*names: str, start: int = 0, count: int = 8) -> LabelledBatch:
@@ -234,17 +216,17 @@ def test_a_roll_back_drops_the_refinement(data: Path, goal: int) -> None:
     assert learn(data, batch_of("plum")).state == "published"  # a retry
 
 
-@pytest.fixture
-def rejecting(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """The gate rejects what is learned, until `undo`."""
-    monkeypatch.setattr(gate, "_reasons", lambda *arguments: ["it forgets too much"])
-    return monkeypatch
+@contextmanager
+def rejecting() -> Iterator[None]:
+    """The gate rejects what is learned."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gate, "_reasons", lambda *arguments: ["it forgets too much"])
+        yield
 
 
-def test_a_rejected_refinement_leaves_the_classes_provisional(data: Path, rejecting: pytest.MonkeyPatch) -> None:
-    outcome = learn(data, batch_of("plum"))
-    rejecting.undo()
-    rejecting.setattr(contexts, "open_backbone", lambda *arguments: tiny_backbone())
+def test_a_rejected_refinement_leaves_the_classes_provisional(data: Path) -> None:
+    with rejecting():
+        outcome = learn(data, batch_of("plum"))
     assert outcome.state == "provisional"
     assert outcome.verdict is not None
     assert outcome.verdict.reasons == ("it forgets too much",)
@@ -284,10 +266,9 @@ def test_a_cancelled_task_is_dropped(data: Path) -> None:
     assert findings(data) == []
 
 
-def test_images_of_pending_tasks_are_kept(data: Path, rejecting: pytest.MonkeyPatch) -> None:
-    learn(data, batch_of("plum"))
-    rejecting.undo()
-    rejecting.setattr(contexts, "open_backbone", lambda *arguments: tiny_backbone())
+def test_images_of_pending_tasks_are_kept(data: Path) -> None:
+    with rejecting():
+        learn(data, batch_of("plum"))
     retention = Retention(VersionStore(data), dict)
     pending = {image.sha256 for image in batch_of("plum").images}
     assert not pending & {image.sha256 for image in retention.expired(0).removable}

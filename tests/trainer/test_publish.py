@@ -18,35 +18,17 @@ from models.versions.store import VersionStore
 from tasks.batch import LabelledBatch, open_batch
 from tasks.images import ImageStore
 from tests.support.batches import check_batch
-from tests.support.exported import export_once
 from tests.support.images import write_classes
-from tests.support.servers import learned_folder
-from tests.support.tiny_model import TinyImages, tiny_backbone, tiny_settings
+from tests.support.tiny_model import TinyImages, tiny_settings
 from tests.support.version_stores import seen_by_name
-from trainer import context, publish
+from trainer import publish
 from trainer.data_folder import Turn, training_lock
 from trainer.learning.progress import Event
 from trainer.publish import Outcome, learn_batch
 
-pytestmark = pytest.mark.usefixtures("restore_torch_settings")
+pytestmark = pytest.mark.usefixtures("restore_torch_settings", "tiny")
 
 IMAGES = [TinyImages().read(f"plum/{number}") for number in range(6)]
-
-
-@pytest.fixture(autouse=True)
-def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(context, "open_backbone", lambda *arguments: tiny_backbone())
-    monkeypatch.setattr(context, "export", export_once)
-
-
-@pytest.fixture(scope="module")
-def learned(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return learned_folder(tmp_path_factory.mktemp("learned") / "robot")
-
-
-@pytest.fixture
-def data(learned: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(learned, tmp_path / "data"))
 
 
 @pytest.fixture
