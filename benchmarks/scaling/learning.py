@@ -32,7 +32,7 @@ from openworld.commands.teach import zipped
 from service.client import Client
 
 CLASSES, IMAGES = 5, 20  # per task, per class
-WINDOW = 10  # tasks whose figures give a median
+FEW, MANY = slice(1, 4), slice(-10, None)  # tasks whose figures give a median; the first one exports the backbone
 POLL_SECONDS = 0.1
 TASK_SECONDS = 600.0  # time limit
 # Bars: seconds at the most and the fewest tasks, and their ratio.
@@ -66,7 +66,7 @@ def stream(images: ImageSet) -> Iterator[tuple[Labelled, Labelled]]:
 
 
 def learn(client: Client, data: Path, batch: Labelled, tests: Labelled) -> dict[str, Any]:
-    before = {path: path.stat().st_size for path in data.rglob("*") if path.is_file()}
+    before = set(data.glob("*/*"))
     with zipped(batch) as file:
         started = time.monotonic()
         id = client.teach_zip(file).id
@@ -127,14 +127,13 @@ def _memory(pid: int) -> dict[str, float]:
 
 
 def summarise(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The first tasks against the last: the first one of all exports the backbone, and does not count."""
-    first, last = rows[1 : 1 + WINDOW], rows[-WINDOW:]
+    """The first tasks against the last."""
 
-    def of(part: Sequence[dict[str, Any]], name: str) -> float:
-        return round(float(median(row[name] for row in part)), 2)
+    def of(part: slice, name: str) -> float:
+        return round(float(median(row[name] for row in rows[part])), 2)
 
-    few, many = of(rows[1:4], "provisional_seconds"), of(last, "provisional_seconds")
-    refined_few, refined_many = of(rows[1:4], "refined_seconds"), of(last, "refined_seconds")
+    few, many = (of(part, "provisional_seconds") for part in (FEW, MANY))
+    refined_few, refined_many = (of(part, "refined_seconds") for part in (FEW, MANY))
     bars = [
         ("seconds to a provisional answer with few tasks", few, PROVISIONAL_FEW),
         ("seconds to a provisional answer with many tasks", many, PROVISIONAL_MANY),
@@ -142,8 +141,8 @@ def summarise(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         ("the same, of that with few tasks", round(refined_many / refined_few, 2), REFINED_RATIO),
     ]
     return {
-        "first_tasks": [row["tasks"] for row in first][:3],
-        "last_tasks": [row["tasks"] for row in last],
+        "first_tasks": [row["tasks"] for row in rows[FEW]],
+        "last_tasks": [row["tasks"] for row in rows[MANY]],
         "bars": [{"bar": name, "found": found, "allowed": most, "met": found <= most} for name, found, most in bars],
     }
 
@@ -154,8 +153,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, nargs="+", help="image sets (safetensors); default: generated images")
     parser.add_argument("--tasks", type=int, default=50)
     args = parser.parse_args()
-    made = [ImageSet.made(CLASSES * args.tasks, IMAGES, 1)] if not args.data else []
-    sets = made or [ImageSet.load(path) for path in args.data]
+    sets = [ImageSet.load(path) for path in args.data or ()] or [ImageSet.made(CLASSES * args.tasks, IMAGES, 1)]
     tasks = list(islice(chain.from_iterable(map(stream, sets)), args.tasks))
     with tempfile.TemporaryDirectory(prefix="scaling-") as folder:
         rows = measure(tasks, Path(folder))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.scaling import plot
+from benchmarks.scaling import learning, plot
 from benchmarks.scaling.__main__ import arguments
 from benchmarks.scaling.made_models import Configuration, MadeVersions
 from benchmarks.scaling.serving import bars, summarise
@@ -68,3 +68,15 @@ def test_a_report_is_drawn(tmp_path: Path) -> None:
 def test_wrong_arguments_are_refused(words: list[str]) -> None:
     with pytest.raises(SystemExit):
         arguments(["--json", "out.json", *words])
+
+
+def test_the_last_tasks_are_compared_with_the_first_ones_without_the_very_first() -> None:
+    seconds = [(60.0, 70.0), *[(2.0, 5.0)] * 10, *[(4.0, 14.0)] * 10]
+    rows = [
+        {"tasks": n, "provisional_seconds": one, "refined_seconds": other}
+        for n, (one, other) in enumerate(seconds, start=1)
+    ]
+    found = learning.summarise(rows)
+    assert (found["first_tasks"], found["last_tasks"]) == ([2, 3, 4], list(range(12, 22)))
+    assert [bar["found"] for bar in found["bars"]] == [2.0, 4.0, 14.0, 2.8]
+    assert [bar["met"] for bar in found["bars"]] == [True, True, True, False]
