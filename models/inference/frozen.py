@@ -24,6 +24,7 @@ from models.inference.evidence import Array, Floats, FrozenScores, cosine, span_
 RIDGE = 0.1
 # The least share of the scaled identity: the covariance stays invertible in float32 when images outnumber dimensions.
 LEAST_SHRINKAGE = 1e-3
+SMALL_MATRIX = 64  # LAPACK is faster
 Labels = NDArray[np.integer]
 Rows = NDArray[np.floating]
 
@@ -32,8 +33,8 @@ class _Solved(NamedTuple):
     """What scores are computed from; solved once per model."""
 
     centre: Floats  # (f,), the mean of the class means
-    directions: Array  # (f, C), precision times the centred class means
-    squares: Floats  # (C,), squared length of the whitened, centred class means
+    means: Array  # (C, f), centred and whitened
+    squares: Floats  # (C,), their squared lengths
     basis: Floats  # (C, C) of their span
     coefficients: Array  # (M, C) of the ridge regression
 
@@ -152,9 +153,9 @@ class FrozenStatistics:
             nothing = np.zeros((len(features), 0))
             return FrozenScores(nothing, nothing, nothing, nothing)
         solved = self._solved
-        x = (features - solved.centre).astype(np.float32)
-        lengths = ((x @ self.precision) * x).sum(axis=1, keepdims=True, dtype=np.float64)
-        products = (x @ solved.directions).astype(np.float64)
+        x = (features - solved.centre).astype(np.float32) @ self.whitening.T
+        lengths = (x * x).sum(axis=1, keepdims=True, dtype=np.float64)
+        products = (x @ solved.means.T).astype(np.float64)
         distances = np.sqrt(np.maximum(lengths + solved.squares - 2 * products, 0.0))
         ridge = (expanded.astype(np.float32, copy=False) @ solved.coefficients).astype(np.float64)
         return FrozenScores(
@@ -171,9 +172,9 @@ class FrozenStatistics:
         return out
 
     @cached_property
-    def precision(self) -> Array:
-        """The inverse covariance (f, f), in float32: half the memory traffic when serving."""
-        return np.linalg.inv(self.covariance().astype(np.float32)).astype(np.float32)
+    def whitening(self) -> Array:
+        """(f, f), rows @ whitening.T have the identity as covariance. In float32: half the memory traffic."""
+        return inverse_root(self.covariance().astype(np.float32))
 
     @property
     def regularised_gram(self) -> Floats:
@@ -183,17 +184,34 @@ class FrozenStatistics:
 
     @cached_property
     def _solved(self) -> _Solved:
-        means = self.means - self.centre
-        directions = self.precision.astype(np.float64) @ means.T
-        inner = means @ directions
+        means = (self.means - self.centre).astype(np.float32) @ self.whitening.T
+        inner = means.astype(np.float64) @ means.T
         coefficients = np.linalg.solve(self.regularised_gram.astype(np.float32), self.moments.T.astype(np.float32))
         return _Solved(
             self.centre,
-            directions.astype(np.float32),
+            means,
             inner.diagonal(),
-            span_basis((inner + inner.T) / 2),
+            span_basis(inner),
             coefficients.astype(np.float32),
         )
+
+
+def inverse_root(matrix: Array) -> Array:
+    """The lower triangular W with W' W the inverse of a symmetric, positive definite matrix.
+
+    By halves, so that nearly all work is products of matrices: five times as fast as `numpy.linalg.inv` with 1712
+    dimensions, and as accurate. The inverse itself by halves would not be: it loses twice as many digits.
+    """
+    if len(matrix) <= SMALL_MATRIX:
+        return np.tril(np.linalg.inv(np.linalg.cholesky(matrix)))  # LAPACK pivots: small values above the diagonal
+    half = len(matrix) // 2
+    first = inverse_root(matrix[:half, :half])
+    below = matrix[half:, :half] @ first.T  # of the Cholesky factor
+    second = inverse_root(matrix[half:, half:] - below @ below.T)
+    out = np.zeros_like(matrix)
+    out[:half, :half], out[half:, half:] = first, second
+    out[half:, :half] = -second @ (below @ first)
+    return out
 
 
 def shrinkage(trace: float, square: float, dimensions: int, freedom: int) -> float:

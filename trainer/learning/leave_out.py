@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.inference.evidence import Floats, FrozenScores, cosine, span_basis, span_distance
-from models.inference.frozen import FrozenStatistics
+from models.inference.frozen import FrozenStatistics, inverse_root
 from trainer.learning.likeness import likeness_groups
 
 Indices = NDArray[np.int64]
@@ -41,16 +41,16 @@ class LeaveOut:
             rows = np.concatenate(
                 [self.features - statistics.means[self.columns], statistics.means - statistics.centre]
             ).astype(np.float32)
-            covariance = statistics.covariance(freedom).astype(np.float32)
-            self._products_at[freedom] = (rows @ np.linalg.solve(covariance, rows.T)).astype(np.float64)
+            whitened = rows @ inverse_root(statistics.covariance(freedom).astype(np.float32)).T
+            self._products_at[freedom] = (whitened @ whitened.T).astype(np.float64)
         return self._products_at[freedom]
 
     @cached_property
     def _ridge_products(self) -> tuple[Floats, Floats]:
         """(products of expanded features under the inverse Gram matrix (n, n), ridge scores (n, C))"""
-        h = self.expanded.astype(np.float32)
-        solved = np.linalg.solve(self.statistics.regularised_gram.astype(np.float32), h.T)  # (M, n)
-        return (h @ solved).astype(np.float64), (self.statistics.moments @ solved).T.astype(np.float64)
+        root = inverse_root(self.statistics.regularised_gram.astype(np.float32))
+        h, moments = self.expanded @ root.T, self.statistics.moments.astype(np.float32) @ root.T
+        return (h @ h.T).astype(np.float64), (h @ moments.T).astype(np.float64)
 
     def scores(self, scored: Indices, images: Indices, classes: Indices, freedom: float | None = None) -> FrozenScores:
         """The scores of the images `scored` without the images `images` and without the classes `classes`.

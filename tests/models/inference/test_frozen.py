@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from models.inference.evidence import Floats
-from models.inference.frozen import RIDGE, FrozenStatistics
+from models.inference.frozen import RIDGE, SMALL_MATRIX, FrozenStatistics, inverse_root
 from tests.support.evidence import quick, seeds
 
 F, M = 6, 9
@@ -74,3 +74,17 @@ def test_a_class_without_an_image_and_the_removal_of_every_image_are_refused() -
         FrozenStatistics.fit(x, h, labels, 3)
     with pytest.raises(ValueError, match="every image of a class"):
         FrozenStatistics.fit(x, h, labels, 2).without_images(x[:2], h[:2], labels[:2])
+
+
+@pytest.mark.parametrize("size", [1, SMALL_MATRIX, SMALL_MATRIX + 1, 5 * SMALL_MATRIX + 3])
+def test_an_inverse_root_gives_the_lengths_of_the_inverse(size: int) -> None:
+    # Condition numbers up to 10,000, as those of real features; float32 keeps seven digits.
+    rng = np.random.default_rng(size)
+    turned = np.linalg.qr(rng.normal(size=(size, size)))[0]
+    matrix = (turned * np.geomspace(1e-2, 1e2, size)) @ turned.T
+    root = inverse_root(matrix.astype(np.float32))
+    assert root.dtype == np.float32
+    assert np.array_equal(root, np.tril(root))
+    rows = rng.normal(size=(20, size))
+    expected = np.einsum("ni,ij,nj->n", rows, np.linalg.inv(matrix), rows)
+    np.testing.assert_allclose(((rows.astype(np.float32) @ root.T) ** 2).sum(axis=1), expected, rtol=2e-3)
