@@ -3,11 +3,14 @@
 import logging
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Self
+
+from cachetools import LRUCache
 
 from models.errors import CorruptVersion, NothingLearned, StaleParent
 from models.inference.model import Model
-from models.inference.stored_model import read_model
+from models.inference.stored_model import contents_of, read_model
 from models.versions.class_ids import present_names, samples_by_name
 from models.versions.contents import PROVISIONAL, SAMPLES
 from models.versions.edits import label_of
@@ -17,6 +20,9 @@ from tasks.batch import LabelledBatch
 from trainer.learning.memory import Samples
 
 log = logging.getLogger(__name__)
+
+# Of one data folder at a time: people wait for the provisional version of the next task.
+_last_read: LRUCache[Path, Model] = LRUCache(1)
 
 
 @dataclass(frozen=True)
@@ -43,11 +49,14 @@ class Parent:
 
     @classmethod
     def load(cls, store: VersionStore) -> Self:
+        """The current version; of its tasks only those are read that the parent before it did not have."""
+        last = _last_read.get(store.root)
         try:
-            loaded = store.load()
+            loaded = store.load(skip=contents_of(last))
         except NothingLearned:
             return cls()
-        model = read_model(loaded)[0]
+        model = read_model(loaded, last)[0]
+        _last_read[store.root] = model
         samples = Samples.from_json(samples_by_name(loaded.samples, loaded.manifest))
         return cls(loaded.manifest, model if model.tasks else None, samples)
 

@@ -112,27 +112,47 @@ def _unchanged(task: TaskModel, stored: StoredTask) -> bool:
 # Reading
 
 
-def read_model(loaded: LoadedVersion) -> tuple[Model, Preprocessing]:
+def read_model(loaded: LoadedVersion, last: Model | None = None) -> tuple[Model, Preprocessing]:
     """The model and the preprocessing of a verified version, with all that a trainer needs; without pending tasks.
 
+    `last` is a model that was read before and holds the tasks that `loaded` was read without (`contents_of`). If the
+    version only adds tasks to it, only those are added up; the result has the same bits with and without it.
     CorruptVersion if its tensors and manifest do not fit. `ModelCache` reads models that only answer.
     """
     manifest = loaded.manifest
     with readable(manifest):
-        base = read_base(manifest.files[BASE], loaded.contents[BASE]) if BASE in manifest.files else None
-        roles = [task_role(k) for k in range(manifest.learned_tasks)]
-        tasks = [read_task(manifest.files[role], loaded.contents[role]) for role in roles]
         spec = BackboneSpec.from_dict(manifest.backbone)
-        frozen = summed(tasks, [task.sums for task in tasks if task.sums], *base_matrices(base, spec))
-        shared = base.shared if base else None
-        for task in tasks:
+        held = [task.stored for task in last.tasks if task.stored] if last else []
+        known = {task.entry: task for task in held}
+        entries = {role: manifest.files[role] for role in map(task_role, range(manifest.learned_tasks))}
+        tasks = [known.get(entry) or read_task(entry, loaded.contents[role]) for role, entry in entries.items()]
+        base = read_base(manifest.files[BASE], loaded.contents[BASE]) if BASE in manifest.files else None
+        shared, new = base.shared if base else None, tasks
+        if last and held and tasks[: len(held)] == held and _has_base(last, manifest):
+            shared, new = last.shared, tasks[len(held) :]
+            scatter, gram = last.frozen.scatter.copy(), last.frozen.gram.copy()
+        else:
+            scatter, gram = base_matrices(base, spec)
+        for task in new:
+            if task.sums is not None:
+                add_sums([task.sums], scatter, gram)  # one by one: another order of the same sums has other last bits
             if task.update is not None:
                 a, d = task.update.used2.shape
                 shared = task.update.applied(shared or SharedAdapters.empty(a, d))
         if shared is None and tasks:
             raise ValueError("no task holds the shared adapters")
+        frozen = summed(tasks, [], scatter, gram)
         model = assembled(manifest, loaded.contents[HEADS], tasks, frozen, shared or SharedAdapters.empty(), base)
         return model, checked_preprocessing(manifest, spec)
+
+
+def contents_of(model: Model | None) -> set[str]:
+    """The hashes of the contents that a model was read from and still holds."""
+    return {task.stored.entry.sha256 for task in model.tasks if task.stored} if model else set()
+
+
+def _has_base(model: Model, manifest: Manifest) -> bool:
+    return (model.base.entry if model.base else None) == manifest.files.get(BASE)
 
 
 @contextmanager

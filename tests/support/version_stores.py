@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
+from models.storage import LocalFiles
 from models.versions.class_ids import samples_by_name
 from models.versions.manifest import Manifest
 from models.versions.store import VersionStore
@@ -48,6 +50,20 @@ def publish(store: VersionStore, task_id: str, parent: int | None, **changes: An
 def start_trainer(root: Path, manifest: Manifest, die_at: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-c", TRAINER, str(root), manifest.to_json().decode(), die_at]
     return subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def record_reads(patch: pytest.MonkeyPatch) -> list[str]:
+    """The tasks and heads that are read from now on, by their keys."""
+    keys: list[str] = []
+    real = LocalFiles.get
+
+    def get(self: LocalFiles, key: str) -> bytes:
+        if key.startswith(("tasks/", "heads/")):
+            keys.append(key)
+        return real(self, key)
+
+    patch.setattr(LocalFiles, "get", get)
+    return keys
 
 
 def tree(root: Path) -> dict[str, bytes | None]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -12,11 +11,10 @@ from models.errors import CorruptVersion, NothingLearned
 from models.inference.model import Model
 from models.inference.model_cache import ModelCache
 from models.inference.stored_model import read_model
-from models.storage import LocalFiles
 from models.versions.edits import Edit, publish_edit
 from models.versions.store import VersionStore
 from tests.support.servers import learned_folder
-from tests.support.version_stores import flip_byte
+from tests.support.version_stores import flip_byte, record_reads
 
 
 @pytest.fixture
@@ -25,18 +23,8 @@ def store(tmp_path: Path) -> VersionStore:
 
 
 @pytest.fixture
-def read(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """The contents that are read, without manifests and samples."""
-    keys: list[str] = []
-    real = LocalFiles.get
-
-    def get(self: LocalFiles, key: str) -> bytes:
-        if key.startswith(("tasks/", "heads/")):
-            keys.append(key)
-        return real(self, key)
-
-    monkeypatch.setattr(LocalFiles, "get", get)
-    return keys
+def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    return record_reads(monkeypatch)
 
 
 def assert_same_answers(one: Model, other: Model) -> None:
