@@ -1,7 +1,8 @@
 """`python -m benchmarks.serving`: the service against a bare ONNX Runtime loop and other servers.
 
 One run, one machine, the same model, images and threads for all of them. LitServe and BentoML get our ONNX predictor,
-so that only the serving layer differs; FastAPI with torch is the usual first implementation. Takes about
+so that only the serving layer differs; FastAPI with torch is the usual first implementation. `--peers naive` gives
+LitServe and BentoML that implementation too. Takes about
 rounds x contenders x 3 x seconds, and first some minutes to learn a model and to install the peers (build/peers).
 """
 
@@ -21,6 +22,7 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.machine import machine
+from benchmarks.scaling.made_models import CONFIGURATIONS, MadeVersions
 from benchmarks.serving import contenders, peers, report, run, workload
 from benchmarks.serving.contenders import BARE, SERVICE, Contender, Variant
 from benchmarks.serving.process import NotServing
@@ -45,11 +47,17 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--clients", type=int, default=32, help="connections at saturation (default 32)")
     parser.add_argument("--data", type=Path, help="a data folder (default: learn a small model)")
     parser.add_argument("--images", type=Path, help="a folder with JPEG files (default: generated)")
-    parser.add_argument("--peers", default="all", help=f"all, none, or some of {','.join(contenders.PEERS)}")
+    parser.add_argument(
+        "--peers", default="all", help=f"{', '.join(contenders.SETS)}, or some of {','.join(contenders.PEERS)}"
+    )
+    parser.add_argument(
+        "--made", choices=list(CONFIGURATIONS), help="serve a version of this backbone with random tasks"
+    )
+    parser.add_argument("--tasks", type=int, default=10, help="how many random tasks (default 10)")
+    parser.add_argument("--weights", type=Path, help="folder with DeiT's safetensors file (default: random weights)")
     parser.add_argument("--logs", type=Path, help="keep the contenders' logs in this folder")
     parsed = parser.parse_args(argv)
-    sets: dict[str, list[str]] = {"all": list(contenders.PEERS), "none": []}
-    parsed.peers = sets[parsed.peers] if parsed.peers in sets else parsed.peers.split(",")
+    parsed.peers = contenders.SETS.get(parsed.peers) or [name for name in parsed.peers.split(",") if name != "none"]
     unknown = set(parsed.peers) - contenders.PEERS.keys()
     if unknown or parsed.rounds < 1 or parsed.clients < 1 or parsed.seconds <= 0:
         parser.error(f"unknown peer {', '.join(sorted(unknown))}" if unknown else "rounds, clients, seconds: above 0")
@@ -73,7 +81,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 def measure(args: argparse.Namespace, work: Path, console: Console) -> dict[str, Any]:
     """Measure all contenders and return the report."""
     console.print("preparing a model and images")
-    prepared = workload.prepare(work, args.data, args.images)
+    data = args.data
+    if args.made:
+        data = work / "made version"
+        MadeVersions(data, CONFIGURATIONS[args.made], args.weights).publish(args.tasks)
+    prepared = workload.prepare(work, data, args.images)
     settings = ServiceSettings(data=prepared.data)
     plan = run.Plan(prepared, args.logs or work, args.seconds, args.clients, lambda text: console.print(text))
     plan.work.mkdir(parents=True, exist_ok=True)

@@ -9,11 +9,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from benchmarks.serving import peers
 
 SERVICE, BARE = "openworld", "bare loop"
+MODELS = {"onnx": "our ONNX predictor", "torch": "the naive model in torch"}
 COMMON = ("onnxruntime-gpu", "onnxruntime", "numpy", "pillow", "starlette", "fastapi", "uvicorn", "uvloop", "httptools")
 
 
@@ -46,7 +48,7 @@ def service(cores: int) -> Contender:
 
 
 def torch(cores: int) -> Contender:
-    """A FastAPI handler around a torch model."""
+    """A FastAPI handler around the naive model."""
     command = [sys.executable, "-m", "benchmarks.serving.apps.torch_app"]
     variants = [
         Variant(
@@ -56,39 +58,52 @@ def torch(cores: int) -> Contender:
         )
         for handler in ("async def", "def")
     ]
-    about = "FastAPI handler, torch model, one image at a time"
+    about = "FastAPI handler, naive model in torch, one image at a time"
     return Contender("torch", about, sys.executable, ("torch", *COMMON), variants)
 
 
-def litserve(cores: int) -> Contender:
+def litserve(cores: int, model: str = "onnx") -> Contender:
     """Its documentation: workers_per_device = cores on a CPU, fast_queue above 100 requests per second, batching on."""
-    python = str(peers.install("litserve"))
+    name = _name("litserve", model)
+    python = str(peers.install(name))
     command = [python, "-m", "benchmarks.serving.apps.litserve_app"]
     choices = [(1, cores, 16, 10.0), (cores, 1, 8, 10.0), (cores, 1, 2, 2.0)]
-    about = "LitServe with our ONNX predictor, dynamic batching"
-    return Contender("litserve", about, python, ("litserve", *COMMON), _variants(command, choices))
+    about = f"LitServe with {MODELS[model]}, dynamic batching"
+    return Contender(name, about, python, ("litserve", *COMMON), _variants(command, choices, model))
 
 
-def bentoml(cores: int) -> Contender:
+def bentoml(cores: int, model: str = "onnx") -> Contender:
     """Its documentation: workers = cpu_count on a CPU, adaptive batching, a latency limit that is never reached.
 
     At its limit it sheds load with 503. Its examples have 1 s, at which it did so on a slow machine.
     """
-    python = peers.install("bentoml")
+    name = _name("bentoml", model)
+    python = peers.install(name)
     command = [str(python.with_name("bentoml")), "serve", "benchmarks.serving.apps.bento_app:Bento"]
     choices = [(1, cores, 16, 10_000.0), (cores, 1, 8, 10_000.0), (cores, 1, 2, 10_000.0)]
-    about = "BentoML with our ONNX predictor, adaptive batching"
-    return Contender("bentoml", about, str(python), ("bentoml", *COMMON), _variants(command, choices), form=True)
+    about = f"BentoML with {MODELS[model]}, adaptive batching"
+    return Contender(name, about, str(python), ("bentoml", *COMMON), _variants(command, choices, model), form=True)
 
 
-PEERS: dict[str, Callable[[int], Contender]] = {"torch": torch, "litserve": litserve, "bentoml": bentoml}
+PEERS: dict[str, Callable[[int], Contender]] = {
+    "torch": torch,
+    "litserve": litserve,
+    "bentoml": bentoml,
+    "litserve-torch": partial(litserve, model="torch"),
+    "bentoml-torch": partial(bentoml, model="torch"),
+}
+SETS = {"all": ["torch", "litserve", "bentoml"], "naive": ["torch", "litserve-torch", "bentoml-torch"], "none": []}
 
 
-def _variants(command: Sequence[str], choices: Sequence[tuple[int, int, int, float]]) -> list[Variant]:
+def _name(peer: str, model: str) -> str:
+    return peer if model == "onnx" else f"{peer}-{model}"
+
+
+def _variants(command: Sequence[str], choices: Sequence[tuple[int, int, int, float]], model: str) -> list[Variant]:
     out = []
     for workers, threads, batch, wait_ms in dict.fromkeys(choices):  # some choices coincide on one core
         settings = {"workers": workers, "threads": threads, "batch": batch, "wait_ms": wait_ms}
-        environment = {f"SERVING_{name.upper()}": str(value) for name, value in settings.items()}
+        environment = {f"SERVING_{name.upper()}": str(value) for name, value in (settings | {"model": model}).items()}
         # The usual setting with one process per core: otherwise every process starts a BLAS thread per core.
         environment |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(threads))
         out.append(Variant(settings, command, environment))

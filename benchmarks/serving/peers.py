@@ -14,7 +14,13 @@ STAMP = "installed.txt"
 INSTALL_SECONDS = 900
 # The event loop and parser of our server; all peers are faster with them, but not all require them.
 FAST_HTTP = ("uvloop", "httptools")
-REQUIREMENTS = {"litserve": ("litserve", *FAST_HTTP), "bentoml": ("bentoml", *FAST_HTTP)}
+ONNX, TORCH = str(ROOT), f"{ROOT}[train]"
+REQUIREMENTS = {
+    "litserve": ("litserve", *FAST_HTTP, ONNX),
+    "bentoml": ("bentoml", *FAST_HTTP, ONNX),
+    "litserve-torch": ("litserve", *FAST_HTTP, TORCH),
+    "bentoml-torch": ("bentoml", *FAST_HTTP, TORCH),
+}
 ASK_VERSIONS = """
 import json, sys
 from importlib.metadata import PackageNotFoundError, version
@@ -41,7 +47,8 @@ def install(name: str) -> Path:
     if stamp.is_file() and stamp.read_text() == wanted and python.exists():
         return python
     pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    for command in ([sys.executable, "-m", "venv", str(folder)], [*pip, *REQUIREMENTS[name], "--editable", str(ROOT)]):
+    *packages, project = REQUIREMENTS[name]
+    for command in ([sys.executable, "-m", "venv", str(folder)], [*pip, *packages, "--editable", project]):
         _run(command)
     stamp.write_text(wanted)  # written last, so that an incomplete environment is completed
     return python

@@ -283,5 +283,6 @@ def test_peers_are_chosen_by_name() -> None:
     assert arguments(["--json", "x", "--peers", "none"]).peers == []
     assert arguments(["--json", "x", "--peers", "torch,bentoml"]).peers == ["torch", "bentoml"]
     assert arguments(["--json", "x"]).peers == ["torch", "litserve", "bentoml"]
+    assert arguments(["--json", "x", "--peers", "naive"]).peers == ["torch", "litserve-torch", "bentoml-torch"]
     with pytest.raises(SystemExit):
         arguments(["--json", "x", "--peers", "triton"])

@@ -10,7 +10,7 @@ from typing import Any
 import bentoml  # type: ignore[import-not-found]
 from PIL.Image import Image
 
-from benchmarks.serving.apps.recogniser import PeerSettings, Recogniser
+from benchmarks.serving.apps.recogniser import PeerSettings, open_recogniser
 
 settings = PeerSettings.read()
 
@@ -22,7 +22,7 @@ settings = PeerSettings.read()
 )
 class Bento:
     def __init__(self) -> None:
-        self.recogniser = Recogniser(settings)
+        self.recogniser = open_recogniser(settings)
 
     @bentoml.api(
         batchable=True,

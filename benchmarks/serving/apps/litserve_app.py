@@ -8,12 +8,12 @@ from typing import Annotated, Any
 import litserve  # type: ignore[import-not-found]
 from fastapi import Body
 
-from benchmarks.serving.apps.recogniser import PeerSettings, Recogniser
+from benchmarks.serving.apps.recogniser import PeerSettings, open_recogniser
 
 
 class Api(litserve.LitAPI):  # type: ignore[misc]
     def setup(self, device: str) -> None:
-        self.recogniser = Recogniser(PeerSettings.read())
+        self.recogniser = open_recogniser(PeerSettings.read())
 
     def decode_request(self, request: Annotated[bytes, Body(media_type="image/jpeg")]) -> bytes:
         return request

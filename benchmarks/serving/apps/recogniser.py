@@ -1,6 +1,7 @@
-"""The model of the peers: that of the service on ONNX Runtime, with the same image reader and answers.
+"""The model of the peers, with the image reader and the answers of the service.
 
-Only the serving layer differs. This favours the peers, because the model takes most of the time.
+`SERVING_MODEL=onnx` is the predictor of the service, so that only the serving layer differs; this favours the peers,
+because the model takes most of the time. `torch` is the naive model (torch_recogniser.py).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -27,6 +28,7 @@ class PeerSettings:
     threads: int  # of ONNX Runtime in each process
     batch: int
     wait_ms: float  # longest time that a batch waits for more images
+    model: str  # onnx or torch
 
     @classmethod
     def read(cls) -> PeerSettings:
@@ -40,11 +42,26 @@ class PeerSettings:
             threads=int(value("THREADS")),
             batch=int(value("BATCH")),
             wait_ms=float(value("WAIT_MS")),
+            model=value("MODEL"),
         )
 
 
-class Recogniser:
+class Recogniser(Protocol):
     """Answers a batch of encoded images."""
+
+    def answers(self, images: Sequence[bytes]) -> list[dict[str, Any]]: ...
+
+
+def open_recogniser(settings: PeerSettings) -> Recogniser:
+    if settings.model == "torch":
+        from benchmarks.serving.apps.torch_recogniser import TorchRecogniser  # not every peer has torch
+
+        return TorchRecogniser(settings.data, settings.threads)
+    return OnnxRecogniser(settings)
+
+
+class OnnxRecogniser:
+    """The predictor of the service."""
 
     def __init__(self, settings: PeerSettings) -> None:
         self._predictor = Predictor.open(settings.data, threads=settings.threads)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.serving.apps.torch_app import TorchRecogniser
+from benchmarks.serving.apps.torch_recogniser import TorchRecogniser
 from models.inference.answer import Answer
 from models.inference.predictor import Predictor
 from models.inference.stored_model import model_tensors
@@ -20,9 +20,9 @@ def test_the_torch_program_gives_the_answers_of_the_service(tmp_path: Path) -> N
     graphs = {role: store.add_graph(data) for role, data in exported.graphs.items()}
     store.publish(manifest_of(model, exported.backbone.spec, graphs=graphs), model_tensors(model), {})
     images = [read_scene(key) for key in SCENES[::30]]
-    recogniser = TorchRecogniser(tmp_path / "data")
+    recogniser = TorchRecogniser(tmp_path / "data", 1)
     for image, served in zip(images, Predictor.open(tmp_path / "data", device="cpu").predict(images), strict=True):
         assert isinstance(served, Answer)
-        in_torch = recogniser.answer(image)
+        (in_torch,) = recogniser.answers([image])
         assert (in_torch["label"], in_torch["novel"]) == (served.label, served.novel)
         assert in_torch["score"] == pytest.approx(served.score, abs=1e-3)
