@@ -17,10 +17,14 @@ PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13 python3.14; 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-test: system check ## lint, types and every test (creates .venv when it is absent)
-	# One worker more than two cores have use for: many tests wait for processes. With several threads each, torch and
-	# BLAS would wait for each other.
-	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder
+test: system lint imports ## lint, types and every test (creates .venv when it is absent)
+	# Many tests wait for processes: two cores have use for four workers, and for mypy beside them. With several threads
+	# each, torch and BLAS would wait for each other. The tests start many processes: bytecode is compiled once.
+	@$(BIN)/mypy & types=$$!; \
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 \
+		$(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder; tests=$$?; \
+	wait $$types || { echo "The types are wrong: make types" >&2; exit 1; }; \
+	exit $$tests
 
 # Without the tests of the console, of the containers and of whole systems, which are slow and need other programs.
 FAST := tests/models tests/tasks tests/trainer tests/service tests/openworld --ignore=tests/service/console

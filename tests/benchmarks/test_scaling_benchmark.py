@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.scaling import learning, plot
+from benchmarks.scaling import learning, made_models, plot
 from benchmarks.scaling.__main__ import arguments
 from benchmarks.scaling.made_models import Configuration, MadeVersions
 from benchmarks.scaling.serving import bars, summarise
@@ -21,7 +21,10 @@ def cell(rate: float, memory: float = 400.0, swap: float = 0.5) -> dict[str, Any
     return {"cold_start_seconds": 2.0, "idle": load, "saturated": load, "memory_mib": memory, "swap_seconds": swap}
 
 
-def test_random_versions_answer_and_run_as_many_networks_as_the_cascade_allows(tmp_path: Path) -> None:
+def test_random_versions_answer_and_run_as_many_networks_as_the_cascade_allows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(made_models, "export", exported.export_once)
     made = MadeVersions(tmp_path / "data", Configuration("tiny", exported.tiny_test_vit.__name__, 2), None)
     versions = [made.publish(3), made.publish(3, newest=99)]
     answers = []

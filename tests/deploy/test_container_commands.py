@@ -22,6 +22,8 @@ from tests.support.docker import SECRET, STAGES, clean_environment, services
 from tests.support.servers import wait_until
 from tests.support.settings import variables
 
+HEALTH_PAUSE = 1.0  # seconds between two health checks: each starts a process
+
 
 class Container:
     """The command of an image, run without an engine: with the environment of the image, on free ports."""
@@ -63,7 +65,7 @@ class Container:
             assert process.poll() is None, self._log.read_text()
             return self.health() == 0
 
-        wait_until(healthy, seconds)
+        wait_until(healthy, seconds, HEALTH_PAUSE)
 
     def stop(self, process: subprocess.Popen[bytes]) -> int:
         process.send_signal(getattr(signal, self._stage.last("STOPSIGNAL").value))
@@ -117,7 +119,7 @@ def test_the_trainer_is_healthy_only_while_it_runs(tmp_path: Path) -> None:
             redis_pid = connect(url).info("server")["process_id"]
             os.kill(redis_pid, signal.SIGSTOP)
             try:
-                wait_until(lambda: image.health() == 1)
+                wait_until(lambda: image.health() == 1, pause=HEALTH_PAUSE)
             finally:
                 os.kill(redis_pid, signal.SIGCONT)
             image.wait_until_healthy(process, 40)

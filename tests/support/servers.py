@@ -51,13 +51,13 @@ def novel_image(number: int) -> bytes:
 def _learn_three_versions(folder: Path) -> None:
     """Three versions: classes 0 and 1, then 2 and 3, then 4; version 3 is current."""
     from models.files import write_durable
-    from models.network.export import export
     from models.versions.backbone_spec import RECORD
+    from tests.support.exported import export_once
 
     backbone = tiny_backbone()
     store = VersionStore(folder)
     write_durable(folder / RECORD, json.dumps(backbone.spec.to_dict()).encode())
-    graphs = {role: store.add_graph(data) for role, data in export(backbone).items()}
+    graphs = {role: store.add_graph(data) for role, data in export_once(backbone).items()}
     images, settings = ImageStore(folder), tiny_settings()
     batches = [
         {name: [images.put(IMAGES.read(key)) for key in keys] for name, keys in batch.items()}

@@ -36,7 +36,7 @@ def cifar10() -> ImageSet:
 
 @without_shared
 def test_a_transformer_answers_as_in_torch(tmp_path: Path) -> None:
-    exported = Exported.of(random_backbone(tmp_path, "short_test_deit", 2))
+    exported = Exported.of(random_backbone(tmp_path, "tiny_test_vit", 3))  # all of its blocks
     model = learn(exported.backbone, SCENE_TASKS, read_scene)
     pixels = pixels_of(exported.backbone, [read_scene(key) for key in SCENES])
     tokens = torch_tokens(exported.backbone, pixels)

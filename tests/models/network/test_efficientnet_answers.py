@@ -69,7 +69,7 @@ def lite0_in_torch(lite0: Exported) -> Lite0InTorch:
     return Lite0InTorch(tasks, read, pixels, torch_tokens(lite0.backbone, pixels))
 
 
-@pytest.mark.parametrize("adapted_blocks", [1, 2, 12])
+@pytest.mark.parametrize("adapted_blocks", [1, 3])
 def test_efficientnet_answers_as_in_torch(
     lite0: Exported, lite0_in_torch: Lite0InTorch, adapted_blocks: int, tmp_path: Path
 ) -> None:

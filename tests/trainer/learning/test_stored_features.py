@@ -12,8 +12,8 @@ import pytest
 from models.files import sha256_bytes
 from models.inference.runtime import Runtime
 from models.inference.stored_model import model_tensors
-from models.network.export import export
 from tasks.images import FeatureCache, cache_files
+from tests.support.exported import export_once
 from tests.support.tiny_model import TinyImages, silent_progress, tiny_backbone, tiny_settings
 from trainer.learning.checkpoint import Checkpoint
 from trainer.learning.learner import Learned, Learner
@@ -29,7 +29,7 @@ SETTINGS = tiny_settings(replay_size=None, keep_per_class=8)
 
 @pytest.fixture(scope="module")
 def runtime() -> Runtime:
-    return Runtime(export(tiny_backbone()), "cpu", 1)
+    return Runtime(export_once(tiny_backbone()), "cpu", 1)
 
 
 class Reads:
