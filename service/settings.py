@@ -71,7 +71,7 @@ class ServiceSettings(ProgramSettings):
     parallel_batches: int = Field(
         0, ge=0, description="batches computed in parallel, 0: one per thread on a CPU, one on a GPU"
     )
-    batch_size: int = Field(0, ge=0, le=256, description="images computed together, 0: 8 on a CPU, 32 on a GPU")
+    batch_size: int = Field(0, ge=0, le=256, description="images computed together, 0: 4 on a CPU, 32 on a GPU")
     images_in_flight: int = Field(256, ge=1, description="images in the server at once; near it new requests get 429")
     body_memory: int = Field(512 * MIB, ge=MIB, description="bytes of request bodies in memory at once; more get 429")
     max_connections: int = Field(

@@ -7,6 +7,9 @@ request was cancelled or has passed its deadline is skipped. A GPU computes one 
 batch per core: one large batch is no faster there than several small ones in parallel, which do not wait for each other
 after every layer.
 
+The images of a client that sends far more than the others have a queue and threads of their own, of low priority: they
+use what the others leave, and hardly delay them.
+
 A version whose batches fail again and again is probed with a blank image. While the probe fails too, the version is
 `broken`, and a server with it is not ready.
 """
@@ -20,6 +23,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from weakref import ref
 
 import numpy as np
@@ -29,6 +33,7 @@ from models.errors import LargeImage
 from models.inference.evidence import Array
 from models.inference.predictor import Scored
 from service.errors import DeadlinePassed
+from service.inference.client_load import ClientLoad
 from service.inference.metrics import Metrics
 from service.inference.servable import ServableModel
 from service.thread_priority import lower_priority
@@ -49,91 +54,118 @@ class _QueuedImage:
     queued_at: float = field(default_factory=time.monotonic)
 
 
+class _Lane:
+    """A queue of images, and the threads that decode and compute them."""
+
+    def __init__(
+        self, name: str, parallel_batches: int, decode_threads: int, initializer: Callable[[], None] | None = None
+    ) -> None:
+        self.name = name
+        self.queue: deque[_QueuedImage] = deque()
+        self.not_empty = asyncio.Event()
+        # Admission bounds what waits for these threads.
+        self.decoders = ThreadPoolExecutor(decode_threads, f"{name}-decode", initializer)
+        self.threads = ThreadPoolExecutor(parallel_batches, name, initializer)
+        self.free_threads = asyncio.Semaphore(parallel_batches)
+
+    def close(self) -> None:
+        """Call it after the last batch."""
+        for image in self.queue:
+            image.future.cancel()
+        self.threads.shutdown(wait=True)
+        self.decoders.shutdown(wait=True)
+
+
 class Engine:
     """Uses the event loop for everything but decoding and computing, so it needs no lock."""
 
     def __init__(self, max_batch: int, metrics: Metrics, parallel_batches: int = 1, decode_threads: int = 1) -> None:
         self._max_batch, self._metrics = max_batch, metrics
-        self._queue: deque[_QueuedImage] = deque()
-        self._not_empty = asyncio.Event()
-        # Admission bounds what waits for these threads.
-        self._decoders = ThreadPoolExecutor(decode_threads, thread_name_prefix="decode")
+        self._load = ClientLoad()
+        self._lane = _Lane("engine", parallel_batches, decode_threads)
+        self._heavy_lane = _Lane("engine-heavy", parallel_batches, decode_threads, lower_priority)
         # Threads of their own, so that a small image never waits for one that takes a second to decode.
         self._large_decoders = ThreadPoolExecutor(
             decode_threads, thread_name_prefix="decode-large", initializer=lower_priority
         )
-        self._threads = ThreadPoolExecutor(parallel_batches, thread_name_prefix="engine")
-        self._free_threads = asyncio.Semaphore(parallel_batches)
         self._running: set[asyncio.Task[None]] = set()
-        self._scheduler: asyncio.Task[None] | None = None
+        self._schedulers: list[asyncio.Task[None]] = []
         self._failures: dict[int, int] = {}  # failed batches in a row, by version
         self._probes: set[asyncio.Task[None]] = set()
         self.broken: dict[int, str] = {}  # versions that cannot compute even a blank image, and why
         self.seconds_per_image = 0.05  # a guess until the first batch
-        metrics.queue_depth.set_function(lambda: len(self._queue))
+        metrics.queue_depth.set_function(lambda: sum(len(lane.queue) for lane in self._lanes))
+
+    @property
+    def _lanes(self) -> tuple[_Lane, _Lane]:
+        return self._lane, self._heavy_lane
 
     def start(self) -> None:
-        self._scheduler = asyncio.create_task(self._schedule(), name="engine")
+        self._schedulers = [asyncio.create_task(self._schedule(lane), name=lane.name) for lane in self._lanes]
 
     async def stop(self) -> None:
         """Call it after the last request."""
-        background = [*self._probes, *([self._scheduler] if self._scheduler is not None else [])]
+        background = [*self._probes, *self._schedulers]
         for task in background:
             task.cancel()
         await asyncio.gather(*background, return_exceptions=True)
         await asyncio.gather(*self._running, return_exceptions=True)
-        for image in self._queue:
-            image.future.cancel()
-        self._threads.shutdown(wait=True)
-        self._decoders.shutdown(wait=True)
+        for lane in self._lanes:
+            lane.close()
         self._large_decoders.shutdown(wait=True)
 
-    async def decode(self, model: ServableModel, data: bytes) -> Array:
+    async def decode(self, client: str, model: ServableModel, data: bytes) -> Array:
         """The pixels of an encoded image; raises ImageError."""
         started = time.monotonic()
         loop = asyncio.get_running_loop()
+        self._load.count(client)
         try:
-            pixels = await loop.run_in_executor(self._decoders, model.decode, data, True)
+            pixels = await loop.run_in_executor(self._lane_of(client).decoders, model.decode, data, True)
         except LargeImage:
             pixels = await loop.run_in_executor(self._large_decoders, model.decode, data)
         self._metrics.stages["decode"].observe(time.monotonic() - started)
         return pixels
 
-    def submit(self, model: ServableModel, pixels: Array, deadline: float) -> asyncio.Future[Scored]:
+    def submit(self, client: str, model: ServableModel, pixels: Array, deadline: float) -> asyncio.Future[Scored]:
         """Queue one image. Cancel the future to withdraw it."""
         future: asyncio.Future[Scored] = asyncio.get_running_loop().create_future()
-        self._queue.append(_QueuedImage(model, pixels, deadline, future))
-        self._not_empty.set()
+        lane = self._lane_of(client)
+        lane.queue.append(_QueuedImage(model, pixels, deadline, future))
+        lane.not_empty.set()
         return future
 
-    async def _schedule(self) -> None:
+    def _lane_of(self, client: str) -> _Lane:
+        return self._heavy_lane if self._load.is_heavy(client) else self._lane
+
+    async def _schedule(self, lane: _Lane) -> None:
         while True:
-            await self._not_empty.wait()
-            await self._free_threads.acquire()  # before the batch is taken, so that more images can join it
-            batch = self._next_batch()
-            if not self._queue:
-                self._not_empty.clear()
+            await lane.not_empty.wait()
+            await lane.free_threads.acquire()  # before the batch is taken, so that more images can join it
+            batch = self._next_batch(lane.queue)
+            if not lane.queue:
+                lane.not_empty.clear()
             if batch:
-                all_threads = not self._running and not self._queue
-                task = asyncio.create_task(self._compute(batch, all_threads))
+                # ONNX Runtime's own threads do not have the low priority of the heavy lane.
+                all_threads = lane is self._lane and not self._running and not lane.queue
+                task = asyncio.create_task(self._compute(lane, batch, all_threads))
                 self._running.add(task)
-                task.add_done_callback(self._finished)
+                task.add_done_callback(partial(self._finished, lane))
             else:
-                self._free_threads.release()
+                lane.free_threads.release()
 
-    def _finished(self, task: asyncio.Task[None]) -> None:
+    def _finished(self, lane: _Lane, task: asyncio.Task[None]) -> None:
         self._running.discard(task)
-        self._free_threads.release()
+        lane.free_threads.release()
 
-    def _next_batch(self) -> list[_QueuedImage]:
+    def _next_batch(self, queue: deque[_QueuedImage]) -> list[_QueuedImage]:
         """The next images of one model, in order, without those that were cancelled or have expired."""
         batch: list[_QueuedImage] = []
         now = time.monotonic()
-        while self._queue and len(batch) < self._max_batch:
-            image = self._queue[0]
+        while queue and len(batch) < self._max_batch:
+            image = queue[0]
             if batch and image.model is not batch[0].model:
                 break
-            self._queue.popleft()
+            queue.popleft()
             if image.future.done():
                 continue
             if image.deadline <= now:
@@ -143,12 +175,12 @@ class Engine:
             batch.append(image)
         return batch
 
-    async def _compute(self, batch: Sequence[_QueuedImage], all_threads: bool) -> None:
+    async def _compute(self, lane: _Lane, batch: Sequence[_QueuedImage], all_threads: bool) -> None:
         started = time.monotonic()
         loop = asyncio.get_running_loop()
         try:
             scored = await loop.run_in_executor(
-                self._threads, batch[0].model.score, [image.pixels for image in batch], all_threads
+                lane.threads, batch[0].model.score, [image.pixels for image in batch], all_threads
             )
         except Exception as error:
             log.exception("a batch of %d images could not be computed", len(batch))
@@ -184,7 +216,7 @@ class Engine:
         loop = asyncio.get_running_loop()
         while version in self._failures and (probed := model()) is not None:
             try:
-                await loop.run_in_executor(self._threads, probed.score, [blank], False)
+                await loop.run_in_executor(self._lane.threads, probed.score, [blank], False)
             except Exception as error:
                 if version not in self.broken:
                     log.error("version %d computes no answers: %s", version, error)

@@ -53,12 +53,14 @@ async def explain_image(
         if isinstance(image, ImageError):
             raise image
         model = await finish_by(deadline, container.active_version.get(version))
-        return await explain_in_turn(container, model, image, deadline)
+        return await explain_in_turn(container, key.name, model, image, deadline)
 
 
-async def explain_in_turn(container: Container, model: ServableModel, image: bytes, deadline: float) -> Explanation:
+async def explain_in_turn(
+    container: Container, client: str, model: ServableModel, image: bytes, deadline: float
+) -> Explanation:
     """One explanation at a time: it takes longer than an answer, and must leave the other threads to /predict."""
-    pixels = await finish_by(deadline, container.engine.decode(model, image))
+    pixels = await finish_by(deadline, container.engine.decode(client, model, image))
     await finish_by(deadline, container.explain_turn.acquire())
     # From here on without a deadline: a thread cannot be stopped, and the next one must wait for it.
     try:

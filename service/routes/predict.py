@@ -103,11 +103,11 @@ async def _predict(
     try:
         if isinstance(image, ImageError):
             raise image
-        pixels = await container.engine.decode(model, image)
+        pixels = await container.engine.decode(client, model, image)
     except ImageError as error:
         container.recorder.record_unreadable(model.version, client)
         return error
-    scored = await container.engine.submit(model, pixels, deadline)
+    scored = await container.engine.submit(client, model, pixels, deadline)
     prediction_id = new_id()
     container.recorder.record(image, scored, prediction_id, model.version, client)
     return _prediction(scored.answer, prediction_id, model.version)

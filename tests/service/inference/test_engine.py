@@ -26,6 +26,8 @@ from service.inference.metrics import Metrics
 from service.inference.servable import EmptyModel
 from tests.support.bad_images import png
 
+CLIENT = "robot"
+
 
 @dataclass
 class FakeModel:
@@ -67,7 +69,7 @@ async def running(max_batch: int = 4, parallel_batches: int = 1) -> AsyncIterato
 
 async def keep_busy(engine: Engine, version: FakeModel) -> asyncio.Future[Scored]:
     """Occupy the engine with a first image, so that the following ones queue."""
-    first = engine.submit(version, image(-1), soon())
+    first = engine.submit(CLIENT, version, image(-1), soon())
     while not version.entered.is_set():
         await asyncio.sleep(0.001)
     return first
@@ -82,7 +84,7 @@ def test_a_batch_contains_the_images_that_queued_while_the_engine_was_busy() -> 
         version = FakeModel()
         async with running(max_batch=4) as engine:
             first = await keep_busy(engine, version)
-            futures = [engine.submit(version, image(n), soon()) for n in range(6)]
+            futures = [engine.submit(CLIENT, version, image(n), soon()) for n in range(6)]
             version.go.set()
             assert numbers(await asyncio.gather(first, *futures)) == [-1, 0, 1, 2, 3, 4, 5]
         assert version.batches == [[-1], [0, 1, 2, 3], [4, 5]]
@@ -96,7 +98,7 @@ def test_batches_are_computed_in_parallel_and_the_rest_queues() -> None:
         quick.go.set()
         async with running(max_batch=4, parallel_batches=2) as engine:
             held = await keep_busy(engine, slow)
-            assert numbers([await engine.submit(quick, image(7), soon())]) == [7]
+            assert numbers([await engine.submit(CLIENT, quick, image(7), soon())]) == [7]
             assert not held.done()
             slow.go.set()
             await held
@@ -110,7 +112,7 @@ def test_an_idle_engine_computes_a_single_image_immediately() -> None:
         version.go.set()
         async with running() as engine:
             for n in range(3):
-                assert numbers([await engine.submit(version, image(n), soon())]) == [n]
+                assert numbers([await engine.submit(CLIENT, version, image(n), soon())]) == [n]
         assert version.batches == [[0], [1], [2]]
 
     asyncio.run(scenario())
@@ -122,11 +124,29 @@ def test_images_of_two_models_never_share_a_batch_and_keep_their_order() -> None
         new.go.set()
         async with running(max_batch=8) as engine:
             await keep_busy(engine, old)
-            futures = [engine.submit(new if n % 3 == 2 else old, image(n), soon()) for n in range(6)]
+            futures = [engine.submit(CLIENT, new if n % 3 == 2 else old, image(n), soon()) for n in range(6)]
             old.go.set()
             assert numbers(await asyncio.gather(*futures)) == [0, 1, 2, 3, 4, 5]
         assert old.batches == [[-1], [0, 1], [3, 4]]
         assert new.batches == [[2], [5]]
+
+    asyncio.run(scenario())
+
+
+def test_a_client_does_not_wait_for_one_that_sends_far_more() -> None:
+    async def scenario() -> None:
+        pinned, current = FakeModel(1), FakeModel(2)
+        current.go.set()
+        async with running(max_batch=4, parallel_batches=1) as engine:
+            for client in (CLIENT, *["flood"] * 9):
+                await engine.decode(client, EmptyModel(ImageLimits()), png(64, 64))
+            many = [engine.submit("flood", pinned, image(n), soon()) for n in range(9)]
+            while not pinned.entered.is_set():
+                await asyncio.sleep(0.001)
+            assert numbers([await engine.submit(CLIENT, current, image(7), soon())]) == [7]
+            assert not any(future.done() for future in many)
+            pinned.go.set()
+            assert numbers(await asyncio.gather(*many)) == list(range(9))
 
     asyncio.run(scenario())
 
@@ -136,8 +156,8 @@ def test_cancelled_and_expired_images_are_not_computed() -> None:
         version = FakeModel()
         async with running() as engine:
             await keep_busy(engine, version)
-            wanted, given_up = engine.submit(version, image(1), soon()), engine.submit(version, image(2), soon())
-            late = engine.submit(version, image(3), time.monotonic() + 0.01)
+            wanted, given_up = (engine.submit(CLIENT, version, image(n), soon()) for n in (1, 2))
+            late = engine.submit(CLIENT, version, image(3), time.monotonic() + 0.01)
             given_up.cancel()
             await asyncio.sleep(0.05)
             version.go.set()
@@ -154,11 +174,11 @@ def test_a_batch_that_fails_fails_alone() -> None:
         version = FakeModel(fails_on=1)
         async with running(max_batch=2) as engine:
             await keep_busy(engine, version)
-            futures = [engine.submit(version, image(n), soon()) for n in range(4)]
+            futures = [engine.submit(CLIENT, version, image(n), soon()) for n in range(4)]
             version.go.set()
             results = await asyncio.gather(*futures, return_exceptions=True)
             assert [type(one) for one in results] == [RuntimeError, RuntimeError, Scored, Scored]
-            assert numbers([await engine.submit(version, image(9), soon())]) == [9]
+            assert numbers([await engine.submit(CLIENT, version, image(9), soon())]) == [9]
 
     asyncio.run(scenario())
 
@@ -186,10 +206,10 @@ def test_a_model_is_freed_after_its_last_batch() -> None:
         version.go.set()
         gone = weakref.ref(version)
         async with running() as engine:
-            await engine.submit(version, image(0), soon())
+            await engine.submit(CLIENT, version, image(0), soon())
             del version
             await asyncio.sleep(0)
-            await engine.submit(other, image(0), soon())
+            await engine.submit(CLIENT, other, image(0), soon())
             assert gone() is None
 
     other = FakeModel()
@@ -210,8 +230,8 @@ def test_a_version_is_broken_if_a_blank_image_fails_as_well(
         async with running(max_batch=1) as engine:
             for _ in range(3):
                 with pytest.raises(RuntimeError):
-                    await engine.submit(bad, image(fails_on), soon())
-            await engine.submit(good, image(1), soon())
+                    await engine.submit(CLIENT, bad, image(fails_on), soon())
+            await engine.submit(CLIENT, good, image(1), soon())
             while bad.batches[-1:] != [[0.0]] or len(bad.batches) < 4:  # the probe
                 await asyncio.sleep(0.01)
             while not engine.broken if broken else engine._probes:
@@ -238,7 +258,7 @@ def test_every_image_gets_its_own_answer(images: list[tuple[int, str]], max_batc
             futures = []
             for n, (number, fate) in enumerate(images):
                 deadline = time.monotonic() - 1 if fate == "late" else soon()
-                futures.append(engine.submit(versions[number], image(n), deadline))
+                futures.append(engine.submit(CLIENT, versions[number], image(n), deadline))
                 if fate == "cancelled":
                     futures[-1].cancel()
             for version in versions.values():
@@ -261,9 +281,9 @@ def test_a_small_image_does_not_wait_for_a_large_one() -> None:
 
     async def decode_both() -> None:
         async with running() as engine:  # with one thread that decodes
-            slow = asyncio.create_task(engine.decode(EmptyModel(ImageLimits()), large))
+            slow = asyncio.create_task(engine.decode(CLIENT, EmptyModel(ImageLimits()), large))
             await asyncio.sleep(0)
-            await engine.decode(EmptyModel(ImageLimits()), small)
+            await engine.decode(CLIENT, EmptyModel(ImageLimits()), small)
             assert not slow.done()
             await slow
 

@@ -210,7 +210,7 @@ def fake_container(timeout: float = 10, **parts: Any) -> Any:
 
 def explain_one(container: Any, timeout: float | None = None) -> Coroutine[Any, Any, Explanation]:
     return explain_in_turn(
-        container, EmptyModel(ImageLimits()), IMAGES[0], deadline=container.request_limits.deadline(timeout)
+        container, "robot", EmptyModel(ImageLimits()), IMAGES[0], deadline=container.request_limits.deadline(timeout)
     )
 
 
