@@ -15,7 +15,7 @@ import torch
 from models.images import load_pixels
 from models.inference.answer import answer
 from models.inference.evidence import Features
-from models.inference.stored_model import read_model
+from models.inference.model_cache import ModelCache
 from models.network.adapted_blocks import tensors_of
 from models.network.backbone import open_backbone
 from models.versions.store import VersionStore
@@ -26,7 +26,8 @@ class TorchRecogniser:
 
     def __init__(self, data: Path, threads: int) -> None:
         torch.set_num_threads(threads)
-        self._model, self._preprocessing = read_model(VersionStore(data).load())
+        loaded = ModelCache(VersionStore(data)).load()
+        self._model, self._preprocessing = loaded.model, loaded.preprocessing
         self._backbone = open_backbone(data)
         self._tasks = [tensors_of(task) for task in self._model.tasks]
 
