@@ -77,7 +77,7 @@ SCENE_TASKS = [
     {kind: [f"{kind}/{seed}" for seed in range(12)] for kind in kinds}
     for kinds in (("disc", "stripes"), ("square", "triangle"))
 ]
-SCENES = [f"{kind}/{seed}" for kind in KINDS for seed in range(1000, 1020)]
+SCENES = [f"{kind}/{seed}" for kind in KINDS for seed in range(1000, 1050)]
 
 
 def _vit(size: int, **options: int) -> nn.Module:
