@@ -1,12 +1,10 @@
 import os
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from tests.support.once_per_run import add_run_folder
 
-TESTS = Path(__file__).parent
 # Settings that learn a task in seconds, on one thread.
 ENVIRONMENT = {
     "OPENWORLD_BACKBONE": "tf_efficientnet_lite0",
@@ -16,23 +14,8 @@ ENVIRONMENT = {
 }
 
 
-# Folders whose tests compute, and those whose tests mostly wait for processes; the longest files first in each.
-COMPUTING = ("models", "trainer", "benchmarks", "tasks")
-WAITING = ("system", "deploy", "service", "openworld")
-
-
 def pytest_configure(config: pytest.Config) -> None:
     add_run_folder(config)
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mix files that compute with files that wait, so that several workers use all cores from start to end."""
-    folder = {item.path: item.path.relative_to(TESTS).parts[0] for item in items}
-    place: dict[Path, float] = {}
-    for folders in (COMPUTING, WAITING):
-        files = [path for name in folders for path in folder if folder[path] == name]
-        place |= {path: number / len(files) for number, path in enumerate(files)}
-    items.sort(key=lambda item: place.get(item.path, 0.0))
 
 
 @pytest.fixture(scope="module")

@@ -70,8 +70,10 @@ def _learn_three_versions(folder: Path) -> None:
 
 
 def learned_folder(root: Path, current: int = 3) -> Path:
-    """A private copy of the data folder with three versions."""
-    shutil.copytree(made_once("three versions", _learn_three_versions), root, dirs_exist_ok=True)
+    """A private copy of the data folder with three versions. `CURRENT` comes last: a server may run there already."""
+    source = made_once("three versions", _learn_three_versions)
+    shutil.copytree(source, root, dirs_exist_ok=True, ignore=shutil.ignore_patterns("CURRENT"))
+    shutil.copy(source / "CURRENT", root)
     if current != 3:
         VersionStore(root).activate(current, "operator", "for a test")
     return root
