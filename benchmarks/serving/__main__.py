@@ -45,19 +45,19 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=15.0, help="seconds per measurement (default 15)")
     parser.add_argument("--rounds", type=int, default=3, help="default 3")
     parser.add_argument("--clients", type=int, default=32, help="connections at saturation (default 32)")
-    parser.add_argument("--data", type=Path, help="a data folder (default: learn a small model)")
+    served = parser.add_mutually_exclusive_group()
+    served.add_argument("--data", type=Path, help="a data folder (default: learn a small model)")
+    served.add_argument("--made", choices=list(CONFIGURATIONS), help="a version of this backbone with random tasks")
     parser.add_argument("--images", type=Path, help="a folder with JPEG files (default: generated)")
     parser.add_argument(
         "--peers", default="all", help=f"{', '.join(contenders.SETS)}, or some of {','.join(contenders.PEERS)}"
-    )
-    parser.add_argument(
-        "--made", choices=list(CONFIGURATIONS), help="serve a version of this backbone with random tasks"
     )
     parser.add_argument("--tasks", type=int, default=10, help="how many random tasks (default 10)")
     parser.add_argument("--weights", type=Path, help="folder with DeiT's safetensors file (default: random weights)")
     parser.add_argument("--logs", type=Path, help="keep the contenders' logs in this folder")
     parsed = parser.parse_args(argv)
-    parsed.peers = contenders.SETS.get(parsed.peers) or [name for name in parsed.peers.split(",") if name != "none"]
+    sets = contenders.SETS
+    parsed.peers = sets[parsed.peers] if parsed.peers in sets else parsed.peers.split(",")
     unknown = set(parsed.peers) - contenders.PEERS.keys()
     if unknown or parsed.rounds < 1 or parsed.clients < 1 or parsed.seconds <= 0:
         parser.error(f"unknown peer {', '.join(sorted(unknown))}" if unknown else "rounds, clients, seconds: above 0")

@@ -46,10 +46,10 @@ def pause(running: Loop, paused: bool) -> Any:
 
 
 @contextmanager
-def slowly_learned(tmp_path: Path) -> Iterator[tuple[Loop, str]]:
-    """A task of plum and fig that is pending and takes long to learn."""
-    with loop(tmp_path, provisional="on", epochs="100") as running:
-        running.settings["SLOW"] = "0.05"  # after every event
+def slowly_learned(tmp_path: Path, epochs: int = 100, pause: float = 0.05) -> Iterator[tuple[Loop, str]]:
+    """A task of plum and fig that is pending and takes long to learn, with a pause after every event."""
+    with loop(tmp_path, provisional="on", epochs=str(epochs)) as running:
+        running.settings["SLOW"] = str(pause)
         running.start("serve")
         running.start("train")
         id = submitted(running, "plum", "fig")
@@ -85,12 +85,7 @@ def test_a_class_answers_while_its_task_is_learned(tmp_path: Path) -> None:
 
 
 def test_a_task_that_is_submitted_meanwhile_answers_too(tmp_path: Path) -> None:
-    with loop(tmp_path, provisional="on", epochs="30") as running:
-        running.settings["SLOW"] = "0.1"  # after every event
-        running.start("serve")
-        running.start("train")
-        first = submitted(running, "plum", "fig")
-        wait_until(lambda: running.task(first)["provisional"] is not None, 60)
+    with slowly_learned(tmp_path, epochs=30, pause=0.1) as (running, first):
         second = submitted(running, "kiwi", "lime")
         wait_until(lambda: running.task(second)["provisional"] is not None, 60)
         assert running.task(second)["state"] == "queued"
