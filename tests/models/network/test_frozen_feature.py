@@ -69,7 +69,6 @@ def test_the_parts_of_a_transformer_are_timms_cls_and_mean_patch_token(
         (LITE, {"pooled": 1280, "last-stage": 320, "stage-before-last": 112}),
         ("mobilenetv3_small_050", {"pooled": 1024, "last-stage": 288, "stage-before-last": 24}),
         ("resnet10t", {"pooled": 512, "stage-before-last": 256}),  # its last stage is its pooled feature
-        ("dla46_c", {"pooled": 256}),  # timm has no stages of it
     ],
 )
 def test_the_parts_of_a_cnn_are_timms_pooled_outputs(name: str, sizes: dict[str, int], tmp_path: Path) -> None:
@@ -83,14 +82,25 @@ def test_the_parts_of_a_cnn_are_timms_pooled_outputs(name: str, sizes: dict[str,
     pixels = torch.randn(2, 3, 96, 96)
     with torch.inference_mode():
         parts = {"pooled": model.forward_head(model.forward_features(pixels), pre_logits=True)}
-        if len(sizes) > 1:
-            before, last = model.forward_intermediates(pixels, indices=2, intermediates_only=True)
-            parts |= {"last-stage": last.mean((2, 3)), "stage-before-last": before.mean((2, 3))}
+        before, last = model.forward_intermediates(pixels, indices=2, intermediates_only=True)
+        parts |= {"last-stage": last.mean((2, 3)), "stage-before-last": before.mean((2, 3))}
         tokens = backbone.trunk(pixels)
     assert tokens.shape == (2, 1, sum(sizes.values()))
     expected = [parts[part] for part in sizes]
     torch.testing.assert_close(tokens[:, 0], torch.cat(expected, dim=1), rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(frozen_feature(backbone, pixels)[0], joined("identity", *expected), atol=1e-4)
+
+
+def test_a_cnn_whose_stages_timm_does_not_return_has_its_pooled_feature_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some models of the older releases of timm."""
+    model = timm.create_model("resnet10t")
+    monkeypatch.delattr(type(model), "forward_intermediates")
+    save_file(model.state_dict(), tmp_path / "w.safetensors")
+    backbone = open_backbone(tmp_path / "data", "resnet10t", tmp_path / "w.safetensors")
+    assert [part.name for part in backbone.spec.frozen.parts] == ["pooled"]
+    assert backbone.trunk(torch.randn(1, 3, 96, 96)).shape == (1, 1, 512)
 
 
 def test_a_task_of_a_cnn_sees_the_pooled_feature_only(lite0: Exported) -> None:
