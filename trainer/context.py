@@ -9,8 +9,9 @@ from typing import Any, Self
 from models.errors import CorruptVersion
 from models.inference.model import Model
 from models.inference.runtime import Runtime
-from models.network.backbone import Backbone, open_backbone
+from models.network.backbone import Backbone, ResolvedBackbone, open_backbone, resolve_backbone
 from models.network.export import export, roles
+from models.versions.backbone_spec import RECORD, recorded_backbone
 from models.versions.class_ids import new_class_id
 from models.versions.manifest import Manifest
 from models.versions.store import VersionStore
@@ -21,6 +22,12 @@ from trainer.learning.tokens import TokenCache
 from trainer.parent import Parent, Submission
 
 MACHINE_SETTINGS = {"backbone_weights", "device", "cache_bytes"}  # not recorded: of one machine only
+
+Choice = tuple[str | None, Path | None, int | None]  # name, weights, adapted blocks
+
+# What `prepare_backbone` made, until the first task uses it: backbones, and graphs by the sha256 of their backbone.
+_resolved: dict[Choice, ResolvedBackbone] = {}
+_exported: dict[str, dict[str, bytes]] = {}
 
 
 @dataclass(frozen=True)
@@ -40,7 +47,8 @@ class LearningContext:
         # Every version of a folder shares the graphs. Exported before the training, so that an error shows at once.
         graphs = parent.graphs if parent else {}
         if set(roles(backbone)) - graphs.keys():  # none yet, or those of an older release
-            graphs = {role: store.add_graph(data) for role, data in export(backbone).items()}
+            exported = _exported.pop(backbone.spec.sha256, None) or export(backbone)
+            graphs = {role: store.add_graph(data) for role, data in exported.items()}
         images, device = ImageStore(store.root), select_device(settings)
         runtime = None
         if device == "cpu":  # ONNX Runtime computes what needs no gradient, with the graphs that servers load
@@ -79,12 +87,32 @@ class LearningContext:
         )
 
 
+def prepare_backbone(store: VersionStore, settings: LearnerSettings) -> None:
+    """Export the backbone of a folder without versions, which takes half a minute, before its first task waits for it.
+
+    In memory only: until the first task, another backbone can be chosen.
+    """
+    if recorded_backbone(store.root) is not None:
+        backbone = backbone_of(store, settings, None)
+    else:
+        resolved = _resolved[_chosen(settings)] = resolve_backbone(*_chosen(settings))
+        backbone = resolved.backbone
+    _exported[backbone.spec.sha256] = export(backbone)
+
+
+def _chosen(settings: LearnerSettings) -> Choice:
+    return settings.backbone, settings.backbone_weights, settings.adapted_blocks
+
+
 def backbone_of(store: VersionStore, settings: LearnerSettings, parent: Manifest | None) -> Backbone:
     """The backbone of a folder with this current version; CorruptVersion if that has another one."""
-    chosen = (store.root, settings.backbone, settings.backbone_weights, settings.adapted_blocks)
-    record = store.root / "backbone.json"
-    # Not before it is recorded: until then it may change.
-    backbone = _opened(record.stat().st_mtime_ns, *chosen) if record.exists() else open_backbone(*chosen)
+    chosen, record = _chosen(settings), store.root / RECORD
+    if record.exists():  # not before: until then it may change
+        backbone = _opened(record.stat().st_mtime_ns, store.root, *chosen)
+    elif (resolved := _resolved.pop(chosen, None)) is not None:
+        backbone = resolved.record(store.root)
+    else:
+        backbone = open_backbone(store.root, *chosen)
     used = backbone.spec.sha256
     if parent is not None and parent.backbone_sha256 != used:
         made_with = f"version {parent.version}: made with the backbone {parent.backbone_sha256}"

@@ -56,7 +56,7 @@ def open_backbone(
     """The backbone that `folder` records; for a folder without one, resolve and record the requested backbone."""
     spec = recorded_backbone(folder)
     if spec is None:
-        return _create(folder, name, weights, adapted_blocks, hub_seconds)
+        return resolve_backbone(name, weights, adapted_blocks, hub_seconds).record(folder)
     requested = {
         "OPENWORLD_BACKBONE": (name, spec.name),
         "OPENWORLD_TRAIN_ADAPTED_BLOCKS": (adapted_blocks, spec.adapted_blocks),
@@ -75,9 +75,26 @@ def open_backbone(
     return _cut(spec, load_strict(spec.name, load_file(file), str(file)))
 
 
-def _create(
-    folder: Path, name: str | None, file: Path | None, adapted_blocks: int | None, hub_seconds: float
-) -> Backbone:
+@dataclass(frozen=True)
+class ResolvedBackbone:
+    """The backbone for a new data folder, which does not record it yet."""
+
+    backbone: Backbone
+    weights: bytes  # a safetensors file
+
+    def record(self, folder: Path) -> Backbone:
+        """Make it the backbone of `folder`."""
+        folder.mkdir(parents=True, exist_ok=True)
+        write_durable(folder / "backbone.safetensors", self.weights)
+        spec = self.backbone.spec.to_dict()
+        write_durable(folder / RECORD, json.dumps(spec, indent=1, sort_keys=True).encode())
+        return self.backbone
+
+
+def resolve_backbone(
+    name: str | None, file: Path | None, adapted_blocks: int | None, hub_seconds: float = HUB_SECONDS
+) -> ResolvedBackbone:
+    """The requested backbone with its weights. Writes nothing: a model that cannot be cut leaves no files."""
     resolved = resolve(name, file, hub_seconds)
     model = load_strict(resolved.name, resolved.state, str(file or resolved.name))
     data = file.read_bytes() if file else save({key: value.contiguous() for key, value in resolved.state.items()})
@@ -92,11 +109,7 @@ def _create(
         preprocessing=preprocessing,
         frozen=_frozen_spec(model, dimensions, preprocessing.crop),
     )
-    backbone = _cut(spec, model)  # before anything is written: a model that cannot be cut leaves no files
-    folder.mkdir(parents=True, exist_ok=True)
-    write_durable(folder / "backbone.safetensors", data)
-    write_durable(folder / RECORD, json.dumps(spec.to_dict(), indent=1, sort_keys=True).encode())
-    return backbone
+    return ResolvedBackbone(_cut(spec, model), data)
 
 
 def _preprocessing(model: Any) -> Preprocessing:

@@ -19,7 +19,7 @@ import pytest
 from openworld.up.embedded_redis import find_binary
 from tasks.queue import connect
 from tests.support.docker import SECRET, STAGES, clean_environment, services
-from tests.support.servers import wait_until
+from tests.support.servers import learned_folder, wait_until
 from tests.support.settings import variables
 
 HEALTH_PAUSE = 1.0  # seconds between two health checks: each starts a process
@@ -108,10 +108,10 @@ def test_the_server_refuses_to_start_without_keys(tmp_path: Path) -> None:
 
 def test_the_trainer_is_healthy_only_while_it_runs(tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    (tmp_path / "data").mkdir()
+    data = learned_folder(tmp_path / "data")  # an empty one would first export a backbone, for longer than the limit
     with redis_of_compose(tmp_path / "redis") as url:
         given: dict[str, object] = {"metrics_port": free_port(), "redis_url": url, "stall_seconds": 3}
-        image = Container("trainer", tmp_path / "log", data=tmp_path / "data", **given)
+        image = Container("trainer", tmp_path / "log", data=data, **given)
         assert image.health() == 1
         with image.running() as process:
             image.wait_until_healthy(process, 120)

@@ -148,6 +148,7 @@ def _arm_trainer() -> None:
     )
     context.open_backbone = lambda *arguments: tiny_backbone()  # type: ignore[assignment]
     publishing.VersionStore = lambda root: VersionStore(root, on_step=_at)  # type: ignore[assignment, misc]
+    worker.prepare_backbone = lambda *arguments: None  # type: ignore[assignment]
     work, on_event = worker.Worker.work, worker._LeaseKeeper.on_event
     publish = worker.Lease.publish
 

@@ -26,6 +26,7 @@ from models.files import is_full
 from models.versions.store import VersionStore
 from tasks.errors import BatchError, LeaseLost, QueueUnavailable, UnknownTask
 from tasks.queue import Lease, Task, TaskProgress, TaskQueue
+from trainer.context import prepare_backbone
 from trainer.data_folder import Turn, training_lock
 from trainer.learning.progress import Event
 from trainer.learning.settings import LearnerSettings
@@ -79,10 +80,13 @@ class Worker:
         self._pending = PendingTasks(root, queue, settings, announce)
         self._disk_backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
         self._stopping = threading.Event()
+        self._preparing: int | None = None  # the thread that exports the backbone, which has no units of work
 
     def stop(self) -> None:
         """Make `run` return after the current unit of work. Safe to call from a signal handler."""
         self._stopping.set()
+        if self._preparing == threading.get_ident():
+            raise _Interrupted
 
     def run(self) -> None:
         """Work on tasks until `stop` is called."""
@@ -90,7 +94,7 @@ class Worker:
         with suppress(StoreError):  # show the metrics of the current version again after a restart
             if (current := VersionStore(self._root).current_manifest()) is not None:
                 self._metrics.update_version(current)
-        backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
+        backoff, prepared = Backoff(FIRST_PAUSE, LONGEST_PAUSE), False
         while not self._stopping.is_set():
             self._metrics.beat()
             try:
@@ -111,6 +115,26 @@ class Worker:
                 continue
             if lease is not None:
                 self.work(lease)
+            elif not prepared:
+                prepared = True
+                self._prepare()
+
+    def _prepare(self) -> None:
+        """While no task waits, do for a new data folder what its first task would wait for."""
+        try:
+            store = VersionStore(self._root)
+            if store.current() is not None:
+                return
+            log.info("exporting the backbone for the first task")
+            self._preparing = threading.get_ident()
+            prepare_backbone(store, self._settings)
+            log.info("ready for the first task")
+        except OpenWorldError as error:
+            log.error("no task can be learned now: %s", error)
+        except _Interrupted:
+            log.info("stopping before the backbone was exported")
+        finally:
+            self._preparing = None
 
     def work(self, lease: Lease) -> None:
         """Learn one task and record its result in the queue."""
