@@ -80,7 +80,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser().parse_args(argv)
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
     named = arguments.data or os.environ.get("OPENWORLD_DATA")
-    arguments.data_named, arguments.data = bool(named), Path(named or "data")
+    # With an object store it is clear whose data is meant: a service on this machine is not asked instead.
+    arguments.data_named = bool(named or os.environ.get("OPENWORLD_STORE"))
+    arguments.data = Path(named or "data")
     try:
         check_environment(os.environ)
         if arguments.data.exists() and not arguments.data.is_dir():

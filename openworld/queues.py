@@ -8,6 +8,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from time import monotonic, sleep
 
+from models.storage import Storage
 from models.versions.folder_id import folder_id, recorded_id
 from openworld.up.embedded_redis import find_binary, redis_answers, redis_command, redis_url, socket_path
 from tasks.errors import QueueUnavailable
@@ -18,12 +19,12 @@ START_SECONDS = 30.0  # for a Redis server to read its data
 
 
 @contextmanager
-def running_queue(settings: ProgramSettings) -> Iterator[TaskQueue | None]:
+def running_queue(settings: ProgramSettings, storage: Storage | None = None) -> Iterator[TaskQueue | None]:
     """The queue of OPENWORLD_REDIS_URL, else of the Redis server that `openworld up` has started; None without both.
 
     None also if no server or trainer has used a queue with the data folder.
     """
-    id = recorded_id(settings.data)
+    id = recorded_id(storage or settings.data)
     socket = settings.data / "redis" / "redis.sock"
     if id is None:
         yield None

@@ -7,7 +7,6 @@ import logging
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeVar
 
 from fastapi import Depends, Request
@@ -17,6 +16,7 @@ from models.errors import StoreError
 from models.images import DecodeBudget, ImageLimits
 from models.inference.providers import gpu_present
 from models.inference.runtime import RuntimeCache
+from models.storage import Storage
 from models.versions.data_format import open_data_folder
 from models.versions.folder_id import folder_id
 from models.versions.store import VersionStore
@@ -43,7 +43,7 @@ from service.task_events import TaskEvents
 from service.threads import BoundedThreads
 from tasks.batch import BatchLimits
 from tasks.errors import QueueUnavailable
-from tasks.images import ErasureFollower, ImageStore, erase_cached, erased_at, erased_images
+from tasks.images import ErasureFollower, ImageStore, erase_copies, erased_at, erased_images
 from tasks.queue import TaskQueue, announce, connect, key_prefix, listen
 
 log = logging.getLogger(__name__)
@@ -72,6 +72,8 @@ class Container:
     def __init__(self, settings: ServiceSettings) -> None:
         self.settings = settings
         self.draining = False  # not ready any more, but still answering
+        self.storage = settings.open_storage()
+        self.images = ImageStore(self.storage)
         self.keyring = Keyring(settings.keys, KeyStore(settings.data))
         self.audit_log = AuditLog(settings.data)
         self.metrics = Metrics(ScoreDrift(settings.drift_window, settings.drift_window // 10))
@@ -81,12 +83,12 @@ class Container:
         max_batch = settings.batch_size or (GPU_BATCH if on_gpu else CPU_BATCH)
         parallel_batches = settings.parallel_batches or (1 if on_gpu else settings.threads)
         self.engine = Engine(max_batch, self.metrics, parallel_batches, settings.decode_threads)
-        if settings.data.exists():  # otherwise the queue or the first write creates it
-            open_data_folder(settings.data)
+        if self.storage.shared or settings.data.exists():  # otherwise the queue or the first write creates it
+            open_data_folder(self.storage)
         image_limits = ImageLimits(
             settings.max_image_bytes, settings.max_image_pixels, DecodeBudget(settings.decode_memory)
         )
-        store = VersionStore(settings.data)
+        store = VersionStore(self.storage)
         self.active_version = ActiveVersion(
             store,
             RuntimeCache(store, settings.device, settings.threads),
@@ -171,7 +173,7 @@ class Container:
         self.engine.start()
         await self.active_version.start()
         self._background.append(asyncio.create_task(self.pulse.run()))
-        self._background.append(asyncio.create_task(asyncio.to_thread(_clean_up, self.settings.data)))
+        self._background.append(asyncio.create_task(asyncio.to_thread(_clean_up, self.storage)))
         self._background.append(asyncio.create_task(self._follow_erasures()))
         if self.settings.inbox:
             failed = await self._open_inbox()
@@ -224,7 +226,7 @@ class Container:
         except StoreError as error:
             return error
         with suppress(StoreError):  # logged when the next one is erased
-            await asyncio.to_thread(lambda: inbox.delete_erased(erased_at(settings.data)))
+            await asyncio.to_thread(lambda: inbox.delete_erased(erased_at(self.storage)))
         self.inbox = inbox
         self.recorder.use_inbox(inbox)
         self.metrics.inbox_missing.set(0)
@@ -278,7 +280,7 @@ class Container:
         if self._redis is None:
             raise NoQueue("this server only predicts: start it with `openworld up`, or set OPENWORLD_REDIS_URL", 60)
         if self._queue is None:
-            self._queue = TaskQueue(self._redis, key_prefix(folder_id(self.settings.data)))
+            self._queue = TaskQueue(self._redis, key_prefix(folder_id(self.storage)))
         return self._queue
 
     def find_image(self, id: str) -> bytes | None:
@@ -289,8 +291,7 @@ class Container:
         sighting = self.recent.get(id)
         if sighting is not None:
             return sighting.data
-        images = ImageStore(self.settings.data)
-        return images.read(id) if id in images else None
+        return self.images.read(id) if id in self.images else None
 
     async def erase_images(self, sha256s: Collection[str]) -> Erased:
         """Erase all copies of images that this server has besides the image store.
@@ -304,36 +305,41 @@ class Container:
         novelties = await asyncio.to_thread(self.inbox.delete, sha256s) if self.inbox is not None else 0
         for sha256 in sha256s:
             self.thumbnails.remove(sha256)
+        if self.storage.shared:  # the image may have been erased through another server
+            await asyncio.to_thread(erase_copies, self.storage, sha256s)
         return Erased(novelties, recent)
 
     async def _follow_erasures(self) -> None:
-        follower = ErasureFollower(self.settings.data)
+        follower: ErasureFollower | None = None
         while True:
-            await asyncio.sleep(ERASURE_SECONDS)
             try:
+                if follower is None:
+                    follower = await asyncio.to_thread(ErasureFollower, self.storage)
+                await asyncio.sleep(ERASURE_SECONDS)
                 if erased := await asyncio.to_thread(follower.new):
                     await self.erase_images(erased)
             except (OSError, StoreError) as error:
                 log.error("copies of erased images may remain in this server: %s", error)
+                await asyncio.sleep(ERASURE_SECONDS)
 
 
 def _queue_is_busy() -> QueueUnavailable:
     return QueueUnavailable(f"{REDIS_CALLS} calls wait for Redis already: check that it answers, then try again")
 
 
-def _clean_up(data: Path) -> None:
+def _clean_up(storage: Storage) -> None:
     """Remove what killed processes have left: temporary files of uploads, and images whose erasure was interrupted.
 
     Their features, too.
     """
-    for path in files.abandoned(data / "images"):
+    for path in files.abandoned(storage.root / "images"):
         with suppress(OSError):
             path.unlink()
-    images = ImageStore(data)
-    found = [(images.find(sha256), time) for sha256, time in erased_at(data).items()]
-    with suppress(StoreError):
+    images = ImageStore(storage)
+    with suppress(StoreError, OSError):
+        found = [(images.find(sha256), time) for sha256, time in erased_at(storage).items()]
         images.erase(image for image, time in found if image and image.time < time)
-        erase_cached(data, [sha256 for sha256 in erased_images(data) if sha256 not in images])
+        erase_copies(storage, erased_images(storage))
 
 
 async def get_container(request: Request) -> Container:

@@ -8,6 +8,9 @@ from typing import Any, Literal
 from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from models.storage import Storage, open_storage
+from models.storage.places import CACHE_BYTES
+
 Device = Literal["auto", "cpu", "cuda"]
 
 
@@ -32,10 +35,27 @@ class Settings(BaseSettings):
         }
 
 
-class ProgramSettings(Settings):
-    """What the server and the worker share."""
+class StorageSettings(Settings):
+    """Where the data folder is."""
+
+    model_config = SettingsConfigDict(env_prefix="OPENWORLD_")
 
     data: Path = shared("OPENWORLD_DATA", Path("data"), "the data folder: versions, images, backbone, inbox")
+    store: str | None = shared(
+        "OPENWORLD_STORE", None, "object store for versions, images and backbone, like `s3://bucket/prefix`"
+    )
+    store_cache_bytes: int = shared(
+        "OPENWORLD_STORE_CACHE_BYTES", CACHE_BYTES, "bytes of the object store to keep in the data folder", ge=0
+    )
+
+    def open_storage(self, *, copies: Path | None = None, test: bool = True) -> Storage:
+        """The storage of the data folder: see `models.storage.open_storage`."""
+        return open_storage(self.data, self.store, self.store_cache_bytes, copies=copies, test=test)
+
+
+class ProgramSettings(StorageSettings):
+    """What the server and the worker share."""
+
     redis_url: SecretStr | None = shared(
         "OPENWORLD_REDIS_URL", None, "Redis with the task queue and the notices of new versions"
     )

@@ -1,6 +1,6 @@
 """What learning in a data folder needs: the backbone, its graphs, the images and their features."""
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -11,11 +11,11 @@ from models.inference.model import Model
 from models.inference.runtime import Runtime
 from models.network.backbone import Backbone, ResolvedBackbone, open_backbone, resolve_backbone
 from models.network.export import export, roles
-from models.versions.backbone_spec import RECORD, recorded_backbone
+from models.versions.backbone_spec import recorded_backbone
 from models.versions.class_ids import new_class_id
 from models.versions.manifest import Manifest
 from models.versions.store import VersionStore
-from tasks.images import FeatureCache, ImageStore
+from tasks.images import FeatureCache, ImageStore, KeptImages
 from trainer.learning.reproducibility import limit_threads, select_device
 from trainer.learning.settings import LearnerSettings
 from trainer.learning.tokens import TokenCache
@@ -39,6 +39,7 @@ class LearningContext:
     backbone: Backbone
     graphs: dict[str, str]
     images: ImageStore
+    kept: Container[str]  # the images that were not erased
     device: str
     tokens: TokenCache
 
@@ -49,15 +50,16 @@ class LearningContext:
         if set(roles(backbone)) - graphs.keys():  # none yet, or those of an older release
             exported = _exported.pop(backbone.spec.sha256, None) or export(backbone)
             graphs = {role: store.add_graph(data) for role, data in exported.items()}
-        images, device = ImageStore(store.root), select_device(settings)
+        images, device = ImageStore(store.storage), select_device(settings)
+        kept = KeptImages(store.storage) if store.storage.shared else images
         runtime = None
         if device == "cpu":  # ONNX Runtime computes what needs no gradient, with the graphs that servers load
             paths = {role: store.graph_path(sha256) for role, sha256 in graphs.items()}
             runtime = _runtime(*sorted(paths.items()))
             limit_threads(settings)  # a runtime limits BLAS to one thread, as a server needs it
-        stored = FeatureCache(store.root, backbone.spec.sha256, images, settings.cache_bytes)
+        stored = FeatureCache(store.root, backbone.spec.sha256, kept, settings.cache_bytes)
         tokens = TokenCache(backbone, images.read, settings.seed, device, stored=stored, runtime=runtime)
-        return cls(store, settings, backbone, graphs, images, device, tokens)
+        return cls(store, settings, backbone, graphs, images, kept, device, tokens)
 
     def manifest(self, parent: Parent, submission: Submission, model: Model, **fields: Any) -> Manifest:
         """The manifest of a version that follows the parent, with these fields; the store adds its files."""
@@ -92,7 +94,7 @@ def prepare_backbone(store: VersionStore, settings: LearnerSettings) -> None:
 
     In memory only: until the first task, another backbone can be chosen.
     """
-    if recorded_backbone(store.root) is not None:
+    if recorded_backbone(store.storage) is not None:
         backbone = backbone_of(store, settings, None)
     else:
         resolved = _resolved[_chosen(settings)] = resolve_backbone(*_chosen(settings))
@@ -106,13 +108,13 @@ def _chosen(settings: LearnerSettings) -> Choice:
 
 def backbone_of(store: VersionStore, settings: LearnerSettings, parent: Manifest | None) -> Backbone:
     """The backbone of a folder with this current version; CorruptVersion if that has another one."""
-    chosen, record = _chosen(settings), store.root / RECORD
-    if record.exists():  # not before: until then it may change
-        backbone = _opened(record.stat().st_mtime_ns, store.root, *chosen)
+    chosen, recorded = _chosen(settings), recorded_backbone(store.storage)
+    if recorded is not None:  # not before: until then it may change
+        backbone = _opened(recorded.sha256, store.storage, *chosen)
     elif (resolved := _resolved.pop(chosen, None)) is not None:
-        backbone = resolved.record(store.root)
+        backbone = resolved.record(store.storage)
     else:
-        backbone = open_backbone(store.root, *chosen)
+        backbone = open_backbone(store.storage, *chosen)
     used = backbone.spec.sha256
     if parent is not None and parent.backbone_sha256 != used:
         made_with = f"version {parent.version}: made with the backbone {parent.backbone_sha256}"
@@ -121,7 +123,7 @@ def backbone_of(store: VersionStore, settings: LearnerSettings, parent: Manifest
 
 
 @lru_cache(maxsize=1)
-def _opened(recorded: int, *chosen: Any) -> Backbone:
+def _opened(recorded: str, *chosen: Any) -> Backbone:
     """Kept for the next task: people wait for its provisional version."""
     return open_backbone(*chosen)
 

@@ -11,6 +11,8 @@ from pathlib import Path
 
 from models import files
 from models.errors import StoreError
+from models.storage import DataFolder, Storage, storage_of
+from models.versions.backbone_spec import RECORD
 from models.versions.data_format import open_data_folder
 from tasks.images import ImageStore, erase_cached
 
@@ -34,17 +36,19 @@ class Turn:
 
 
 @contextmanager
-def training_lock(root: Path, turn: Turn | None = None) -> Iterator[None]:
-    """Allow one training per data folder: two would share checkpoints, and only one of them could publish.
+def training_lock(folder: DataFolder, turn: Turn | None = None) -> Iterator[None]:
+    """Allow one training per data folder and machine: only one of them could publish.
 
     Without `turn`, StoreError if another training runs. With it, wait until that training ends. Only a training of the
     same queue is not waited for without limit: the queue leases one task at a time, so that worker has lost its lease,
     and it may hang. Continuing without the lock is then safe: two attempts at one task write the same checkpoints, and
     one of them publishes.
     """
+    storage = storage_of(folder)
+    root = storage.root
     with ExitStack() as stack:
         try:
-            open_data_folder(root)
+            open_data_folder(storage)
             files.make_folder(root / "work")
             _lock(stack, root / "work" / ".lock", turn)
         except TimeoutError as error:
@@ -90,13 +94,13 @@ class Rollback:
     """Removes what a failed training added to the data folder.
 
     In a folder with a backbone only images are removed: the other files are small, or the next attempt resumes from
-    them.
+    them. From a shared storage nothing is removed, because another machine may use it by now.
     """
 
-    def __init__(self, root: Path) -> None:
-        self._root, self._images = root, ImageStore(root)
+    def __init__(self, storage: Storage) -> None:
+        self._root, self._images, self._shared = storage.root, ImageStore(storage), storage.shared
         self._added: list[str] = []
-        self._in_use = (root / "backbone.json").exists()
+        self._in_use = storage.find(RECORD) is not None
         self._before = self._files()
 
     def _files(self) -> set[Path]:
@@ -115,6 +119,8 @@ class Rollback:
 
     def run(self) -> None:
         """Remove as much as possible: an error here must not hide the error that made the training fail."""
+        if self._shared:
+            return
         for sha256 in self._added:
             with suppress(StoreError):
                 self._images.remove(sha256)

@@ -37,7 +37,7 @@ def publish_pending(context: LearningContext, parent: Parent, submission: Submis
     StaleParent if a version with other learned tasks became current.
     """
     while True:
-        parent = parent.refreshed(context.store).without_deleted(context.images)
+        parent = parent.refreshed(context.store).without_deleted(context.kept)
         if parent.manifest is not None and parent.manifest.is_pending(submission.task_id, submission.id):
             return parent
         started = time.monotonic()
@@ -79,7 +79,7 @@ def publish_pending(context: LearningContext, parent: Parent, submission: Submis
 def drop_pending(context: LearningContext, parent: Parent, task_id: str) -> None:
     """Publish a version without a pending task, which was cancelled."""
     while True:
-        parent = parent.refreshed(context.store).without_deleted(context.images)
+        parent = parent.refreshed(context.store).without_deleted(context.kept)
         before = parent.manifest
         if before is None or not before.is_pending(task_id):
             return

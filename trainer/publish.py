@@ -15,23 +15,24 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal
 
-from models import files
 from models.errors import BackboneError, CorruptVersion, OpenWorldError, StaleParent, StoreError
 from models.inference.model import Model
 from models.inference.stored_model import new_tensors
+from models.storage import DataFolder, storage_of
+from models.versions.backbone_spec import RECORD
 from models.versions.class_ids import new_class_id, relabelled
 from models.versions.contents import HEADS, SAMPLES
 from models.versions.edits import unusable_labels
 from models.versions.manifest import Manifest
+from models.versions.reader import manifest_key
 from models.versions.store import VersionStore
 from tasks.batch import LabelledBatch
 from tasks.errors import BatchError
 from trainer.context import MACHINE_SETTINGS, LearningContext, backbone_of
 from trainer.data_folder import Rollback, Turn, check_disk_space, training_lock
-from trainer.learning.checkpoint import Checkpoint
+from trainer.learning.checkpoint import Checkpoint, remove_checkpoint
 from trainer.learning.gate import Verdict
 from trainer.learning.learner import Learned, Learner
 from trainer.learning.memory import Samples, check_size, corrections, unseen
@@ -62,17 +63,17 @@ class Outcome:
     """The result of a batch. The manifest of a rejected one has version 0.
 
     Provisional: the gate rejected what was learned, and the classes answer in closed form, in the current version;
-    `manifest` is that of the current version, `path` that of the rejected one.
+    `manifest` is that of the current version, `place` that of the rejected one.
     """
 
     state: Literal["published", "provisional", "rejected", "already learned"]
     manifest: Manifest
-    path: Path  # of the manifest
+    place: str  # of the manifest
     verdict: Verdict | None = None  # None if the batch was learned before
 
 
 def learn_batch(
-    root: Path,
+    folder: DataFolder,
     batch: LabelledBatch,
     settings: LearnerSettings,
     listener: Listener,
@@ -87,22 +88,22 @@ def learn_batch(
 ) -> Outcome:
     """Learn the batch as the next task of the data folder, and publish the version unless the gate rejects it.
 
-    `images_stored`: the image store of `root` holds the batch's images already, so they are not read from the batch.
+    `images_stored`: the image store of the folder holds the batch's images, so they are not read from the batch.
     `submission` is that of a task of the queue: it becomes at most one learned version, also if that is rolled back at
     once. `submitted_at`: see `Submission`.
     `turn` is for a worker that holds the task's lease: see `training_lock`.
     `provisional`: publish a version in which the batch is pending first, and versions with those that are `waiting`.
     `on_provisional` gets each submission that is pending, with the version.
     """
-    submitted = Submission(batch, submission, submitted_at)
+    submitted, storage = Submission(batch, submission, submitted_at), storage_of(folder)
     training = _Training(
-        VersionStore(root), submitted, settings, listener, images_stored, provisional, waiting, on_provisional
+        VersionStore(storage), submitted, settings, listener, images_stored, provisional, waiting, on_provisional
     )
     if outcome := training.earlier_outcome():
         return outcome
     parent = training.checked_parent()
-    rollback = Rollback(root)
-    with training_lock(root, turn):
+    rollback = Rollback(storage)
+    with training_lock(storage, turn):
         try:
             while True:
                 # Another version may have become current before the lock, or since the training started.
@@ -119,9 +120,9 @@ def learn_batch(
             if training.find_version() is None and not training.is_pending():
                 rollback.run()
                 if isinstance(error, BatchError | RefinementDropped):  # no attempt can resume from these epochs
-                    files.remove(training.checkpoint_folder)
+                    training.remove_checkpoint()
             if isinstance(error, OSError):
-                raise StoreError(f"the data folder {root} could not be used: {error}") from error
+                raise StoreError(f"the data folder {storage.location('')} could not be used: {error}") from error
             raise
 
 
@@ -147,9 +148,10 @@ class _Training:
     def makes_provisional(self) -> bool:
         return self.provisional and self.settings.weighs_frozen_evidence
 
-    @property
-    def checkpoint_folder(self) -> Path:
-        return self.store.root / "work" / self.batch.task_id
+    def remove_checkpoint(self) -> None:
+        """Not needed any more. One that remains is removed by the next sweep of a worker."""
+        with suppress(OSError):
+            remove_checkpoint(self.store.storage, self.batch.task_id)
 
     def find_version(self) -> int | None:
         return self.store.find_task(self.batch.task_id, self.submission.id)
@@ -166,8 +168,11 @@ class _Training:
         version = self.find_version()
         if version is None:
             return None
-        files.remove(self.checkpoint_folder)  # left by an attempt that was killed right after publishing
-        return Outcome("already learned", self.store.manifest(version), self.store.manifest_path(version))
+        self.remove_checkpoint()  # left by an attempt that was killed right after publishing
+        return Outcome("already learned", self.store.manifest(version), self._place_of(version))
+
+    def _place_of(self, version: int) -> str:
+        return self.store.storage.location(manifest_key(version))
 
     def checked_parent(self) -> Parent:
         """Load the parent, and refuse a batch that cannot be learned on it before anything is written."""
@@ -188,7 +193,7 @@ class _Training:
         if weights is not None and not weights.is_file():
             raise BackboneError(f"no weights file at {weights}: check OPENWORLD_BACKBONE_WEIGHTS")
         check_size(parent.manifest.classes if parent.manifest else [], images, self.settings.replay_size)
-        if not (self.store.root / "backbone.json").exists():
+        if self.store.storage.find(RECORD) is None:
             # The weights, and at most twice in the graphs: `blocks` and `frozen` contain the adapted blocks.
             needed += 3 * weights.stat().st_size if weights else NEW_FOLDER_SPACE
         check_disk_space(self.store.root, needed)
@@ -206,10 +211,11 @@ class _Training:
         context = LearningContext.open(self.store, self.settings, backbone, parent.manifest)
         if self.makes_provisional:
             parent = self._publish_pending(context, parent, self.submission)
-        parent = parent.without_deleted(context.images)
+        parent = parent.without_deleted(context.kept)
         pending = parent.manifest is not None and parent.manifest.is_pending(self.batch.task_id)
         learner, images = Learner(context.tokens, self.settings), parent.images_of(self.submission, self.store)
-        checkpoint = Checkpoint(self.checkpoint_folder, self._fingerprint(parent, images, context))
+        fingerprint = self._fingerprint(parent, images, context)
+        checkpoint = Checkpoint(self.store.storage, self.batch.task_id, fingerprint)
         progress = Progress(self.batch.task_id, self.listener, partial(self._look, context, parent, pending))
         try:
             learned = learner.learn(parent.model or learner.empty(), parent.samples, images, checkpoint, progress)
@@ -257,7 +263,7 @@ class _Training:
         """Publish on the current version, also if classes were edited, or tasks became pending, since the start."""
         verdict, task_id = learned.verdict, self.batch.task_id
         while True:
-            now = parent.refreshed(self.store).without_deleted(context.images)
+            now = parent.refreshed(self.store).without_deleted(context.kept)
             self._check_wanted(now.manifest, pending)
             model, samples, renamed = _named_as_in(now, parent, learned, task_id)
             left = Stage(model, samples, {}, {})
@@ -277,17 +283,19 @@ class _Training:
             tensors = {**tensors, **left.tensors}
             json_samples = relabelled(left.samples.to_json(), manifest.id_of)
             if not verdict.accepted:
-                path = self.store.reject(manifest, tensors, json_samples, "; ".join(verdict.reasons))
+                place = self.store.reject(manifest, tensors, json_samples, "; ".join(verdict.reasons))
                 if pending and now.manifest is not None:
-                    return Outcome("provisional", now.manifest, path, verdict)
-                return Outcome("rejected", manifest, path, verdict)
+                    return Outcome("provisional", now.manifest, place, verdict)
+                return Outcome("rejected", manifest, place, verdict)
             try:
                 manifest = self.store.publish(manifest, tensors, json_samples)
             except StaleParent:
                 log.info("another version was published before that of task %s", task_id)
+                if outcome := self.earlier_outcome():  # by another trainer, which took the task over
+                    return outcome
                 continue
-            files.remove(self.checkpoint_folder)
-            return Outcome("published", manifest, self.store.manifest_path(manifest.version), verdict)
+            self.remove_checkpoint()
+            return Outcome("published", manifest, self._place_of(manifest.version), verdict)
 
     def _fingerprint(self, parent: Parent, images: Mapping[str, list[str]], context: LearningContext) -> dict[str, Any]:
         """Everything that the weights depend on; the number of threads sets the order of floating-point sums."""

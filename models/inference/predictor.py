@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +16,7 @@ from models.inference.model import Model
 from models.inference.model_cache import LoadedModel, ModelCache
 from models.inference.providers import Device
 from models.inference.runtime import CHUNK, Runtime, RuntimeCache
+from models.storage import DataFolder
 from models.versions.store import VersionStore
 
 
@@ -39,10 +39,10 @@ class Predictor:
 
     @classmethod
     def open(
-        cls, root: Path, version: int | None = None, device: Device = "auto", threads: int | None = None
+        cls, folder: DataFolder, version: int | None = None, device: Device = "auto", threads: int | None = None
     ) -> Predictor:
         """Load a version, by default the current one; raises NothingLearned or CorruptVersion."""
-        store = VersionStore(root)
+        store = VersionStore(folder)
         return cls.from_version(ModelCache(store).load(version), RuntimeCache(store, device, threads))
 
     @classmethod

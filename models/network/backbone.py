@@ -15,13 +15,22 @@ from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
 from models.errors import BackboneError
-from models.files import sha256_bytes, sha256_file, write_durable
+from models.files import sha256_bytes, sha256_file
 from models.images import Preprocessing
 from models.inference.one_token import EPSILON
 from models.network.adapted_blocks import AdaptedBlock, AdaptedBlocks, Attention, IdentityAttention, frozen_task
 from models.network.frozen_feature import EXPANDED, CnnParts, FrozenFeature, TransformerParts
 from models.network.weights import HUB_SECONDS, load_strict, resolve
-from models.versions.backbone_spec import RECORD, BackboneSpec, FrozenPart, FrozenSpec, PartName, recorded_backbone
+from models.storage import DataFolder, Storage, storage_of
+from models.versions.backbone_spec import (
+    RECORD,
+    BackboneSpec,
+    FrozenPart,
+    FrozenSpec,
+    PartName,
+    recorded_backbone,
+    weights_key,
+)
 
 
 @dataclass(frozen=True)
@@ -47,16 +56,17 @@ class Backbone:
 
 
 def open_backbone(
-    folder: Path,
+    folder: DataFolder,
     name: str | None = None,
     weights: Path | None = None,
     adapted_blocks: int | None = None,
     hub_seconds: float = HUB_SECONDS,
 ) -> Backbone:
     """The backbone that `folder` records; for a folder without one, resolve and record the requested backbone."""
-    spec = recorded_backbone(folder)
+    storage = storage_of(folder)
+    spec = recorded_backbone(storage)
     if spec is None:
-        return resolve_backbone(name, weights, adapted_blocks, hub_seconds).record(folder)
+        return resolve_backbone(name, weights, adapted_blocks, hub_seconds).record(storage)
     requested = {
         "OPENWORLD_BACKBONE": (name, spec.name),
         "OPENWORLD_TRAIN_ADAPTED_BLOCKS": (adapted_blocks, spec.adapted_blocks),
@@ -66,12 +76,18 @@ def open_backbone(
     for setting, (value, recorded) in requested.items():
         if value and value != recorded:
             raise BackboneError(
-                f"the data folder {folder} was made with {recorded}, but {setting} is {value}: "
+                f"the data folder {storage.location('')} was made with {recorded}, but {setting} is {value}: "
                 f"unset {setting}, or use a new data folder, because a model works with its own backbone only"
             )
-    file = folder / "backbone.safetensors"
-    if not file.is_file() or sha256_file(file) != spec.weights_sha256:
-        raise BackboneError(f"{file} is missing or changed: restore it from a backup, or start a new data folder")
+    key = weights_key(storage, spec.weights_sha256)
+    try:
+        file = storage.local_path(key)
+        intact = sha256_file(file) == spec.weights_sha256
+    except FileNotFoundError:
+        intact = False
+    if not intact:
+        place = storage.location(key)
+        raise BackboneError(f"{place} is missing or changed: restore it from a backup, or start a new data folder")
     return _cut(spec, load_strict(spec.name, load_file(file), str(file)))
 
 
@@ -82,12 +98,13 @@ class ResolvedBackbone:
     backbone: Backbone
     weights: bytes  # a safetensors file
 
-    def record(self, folder: Path) -> Backbone:
-        """Make it the backbone of `folder`."""
-        folder.mkdir(parents=True, exist_ok=True)
-        write_durable(folder / "backbone.safetensors", self.weights)
-        spec = self.backbone.spec.to_dict()
-        write_durable(folder / RECORD, json.dumps(spec, indent=1, sort_keys=True).encode())
+    def record(self, folder: DataFolder) -> Backbone:
+        """Make it the backbone of the folder. If another trainer was faster, its backbone is that of the folder."""
+        storage, spec = storage_of(folder), self.backbone.spec
+        storage.put(weights_key(storage, spec.weights_sha256), self.weights)
+        record = json.dumps(spec.to_dict(), indent=1, sort_keys=True).encode()
+        if not storage.put_if_absent(RECORD, record) and storage.get(RECORD) != record:
+            return open_backbone(storage)
         return self.backbone
 
 

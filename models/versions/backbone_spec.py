@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -13,6 +12,7 @@ from pydantic.dataclasses import dataclass
 
 from models.errors import BackboneError
 from models.images import Preprocessing
+from models.storage import DataFolder, Storage, StoreUnavailable, storage_of
 from models.versions.manifest import field_errors
 
 RECORD = "backbone.json"
@@ -86,12 +86,20 @@ class BackboneSpec:
             raise ValueError(field_errors(error)) from error
 
 
-def recorded_backbone(folder: Path) -> BackboneSpec | None:
+def weights_key(storage: Storage, sha256: str) -> str:
+    """Where the weights are stored. On a shared storage two trainers may choose different ones: the record decides."""
+    return f"backbone/{sha256}.safetensors" if storage.shared else "backbone.safetensors"
+
+
+def recorded_backbone(folder: DataFolder) -> BackboneSpec | None:
     """The backbone of a data folder; None before its first task."""
-    path = folder / RECORD
+    storage = storage_of(folder)
     try:
-        return BackboneSpec.from_dict(json.loads(path.read_bytes()))
+        return BackboneSpec.from_dict(json.loads(storage.get(RECORD)))
     except FileNotFoundError:
         return None
+    except StoreUnavailable:
+        raise
     except (OSError, ValueError) as error:
-        raise BackboneError(f"{path} is damaged ({error}): restore it, or start a new data folder") from error
+        place = storage.location(RECORD)
+        raise BackboneError(f"{place} is damaged ({error}): restore it, or start a new data folder") from error

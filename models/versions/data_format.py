@@ -1,8 +1,9 @@
-"""The format of a data folder: the number in `<data>/FORMAT`.
+"""The format of a data folder: the number in its value `FORMAT`.
 
 A release that changes what a data folder holds raises `FORMAT` and adds a migration. A folder of a newer format is
 refused; one of an older format is migrated when it is opened for writing, after a backup to `<data>/format-<n>/`. A
-folder with a current version and without the file has format 1.
+folder with a current version and without the file has format 1. An object store is not migrated in place: servers of
+two releases may use it at the same time.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 
 from models.errors import FormatError, StoreError
 from models.files import NO_LINKS, file_lock, fsync_folder, make_folder, remove, temporary_beside, write_durable
+from models.storage import DataFolder, Storage, storage_of
 from models.versions.format_2 import from_2_to_3
 
 log = logging.getLogger(__name__)
@@ -59,29 +61,36 @@ MOVED_TO_BACKUP = frozenset({1})  # formats whose migration moves the files to t
 NOT_MIGRATED = frozenset({"images", "cache", "inbox", "redis", "work"})
 
 
-def check_format(root: Path) -> None:
+def check_format(folder: DataFolder) -> None:
     """Raise FormatError unless this release can read the data folder. Call before reading."""
-    found = _found(root)
+    storage = storage_of(folder)
+    found = _found(storage)
     if found is not None and found < FORMAT:
-        raise FormatError(
-            f"the data folder {root} has format {found}, this openworld reads format {FORMAT}: "
-            "start `openworld serve` or `openworld train` with write access to the folder to migrate it"
-        )
+        remedy = "start `openworld serve` or `openworld train` with write access to the folder to migrate it"
+        if storage.shared:
+            remedy = "copy it to a folder with `openworld migrate`, start this openworld there once, and copy it back"
+        place = storage.location("")
+        raise FormatError(f"the data folder {place} has format {found}, this openworld reads format {FORMAT}: {remedy}")
 
 
-def open_data_folder(root: Path) -> None:
+def open_data_folder(folder: DataFolder) -> None:
     """Create the data folder if needed, migrate it to the present format and mark it. Call before writing.
 
     A folder of the present format that cannot be written is accepted: it can still be served.
     """
-    found = _found(root)
+    storage = storage_of(folder)
+    found, root = _found(storage), storage.root
     if found == FORMAT:
+        return
+    if storage.shared:
+        check_format(storage)
+        storage.put_if_absent(MARKER, f"{FORMAT}\n".encode())
         return
     try:
         make_folder(root)
         with file_lock(root / ".lock"):
             # Another process may have migrated the folder while this one waited for the lock.
-            for n in range(_found(root) or FORMAT, FORMAT):
+            for n in range(_found(storage) or FORMAT, FORMAT):
                 log.info("migrating the data folder %s from format %d to %d", root, n, n + 1)
                 if n not in MOVED_TO_BACKUP:
                     _back_up(root, n)
@@ -133,21 +142,21 @@ def _link(source: str | Path, target: str | Path) -> None:
         shutil.copy2(source, target)
 
 
-def _found(root: Path) -> int | None:
+def _found(storage: Storage) -> int | None:
     """The format of the folder, None if it is new; FormatError if it is newer than this release or not a number."""
-    path = root / MARKER
+    path = storage.location(MARKER)
     try:
-        text = path.read_text("ascii", errors="replace").strip()
+        text = storage.get(MARKER).decode("ascii", errors="replace").strip()
     except (FileNotFoundError, NotADirectoryError):
-        return 1 if (root / "CURRENT").exists() else None
+        return 1 if storage.find("CURRENT") else None
     except OSError as error:
         raise FormatError(f"{path} cannot be read: {error.strerror}") from error
     if not (text.isdecimal() and 1 <= len(text) <= 9 and int(text) >= 1):
         raise FormatError(f"{path} holds {text[:40]!r}, not a format number: restore it from a backup of the folder")
     if int(text) > FORMAT:
         raise FormatError(
-            f"the data folder {root} has format {text}, newer than {FORMAT}, the newest that this openworld supports: "
-            "upgrade openworld, or use another data folder"
+            f"the data folder {storage.location('')} has format {text}, newer than {FORMAT}, "
+            "the newest that this openworld supports: upgrade openworld, or use another data folder"
         )
     return int(text)
 

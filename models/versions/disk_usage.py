@@ -1,10 +1,12 @@
-"""What a data folder holds on disk, in bytes."""
+"""What a data folder holds, in bytes."""
 
 from __future__ import annotations
 
 import os
 from contextlib import suppress
 from pathlib import Path
+
+from models.storage import DataFolder, Storage, storage_of
 
 # Of each kind, the folders that hold it.
 KINDS = {
@@ -16,9 +18,18 @@ KINDS = {
 }
 
 
-def disk_usage(root: Path) -> dict[str, int]:
+def disk_usage(folder: DataFolder) -> dict[str, int]:
     """Bytes per kind. Reads the sizes of all files: seconds for a million images."""
+    storage = storage_of(folder)
+    root = storage.root
+    if storage.shared:
+        stored = {kind: sum(_stored_size(storage, name) for name in names) for kind, names in KINDS.items()}
+        return stored | {"inbox": _size(root / "inbox")}
     return {kind: sum(_size(root / folder) for folder in folders) for kind, folders in KINDS.items()}
+
+
+def _stored_size(storage: Storage, folder: str) -> int:
+    return sum(found.size for found in storage.list(f"{folder}/"))
 
 
 def _size(folder: Path) -> int:

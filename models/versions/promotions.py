@@ -1,8 +1,7 @@
 """The log of promotions: `promotions/000000001.json`, `promotions/000000002.json`, ... One value per promotion.
 
 A promotion is logged *before* `CURRENT` is replaced (write-ahead), so every current version is in the log. A kill in
-between leaves an entry without effect, whose version is neither the `previous` of the next entry (read from `CURRENT`)
-nor the current version; `effective` omits it.
+between leaves an entry without effect, and so does a writer that another one was faster than; `effective` omits them.
 """
 
 from __future__ import annotations
@@ -48,23 +47,39 @@ class PromotionLog:
                     self._read[key] = Promotion.model_validate_json(self._storage.get(key))
         return [self._read[key] for key in keys if key in self._read]
 
-    def append(self, promotion: Promotion) -> None:
+    def append(self, promotion: Promotion, after: int | None = None) -> int:
+        """Add an entry, and return its number; `after` is the number of an earlier one, by default of the last."""
         data = promotion.model_dump_json().encode()
-        keys = self._keys()
-        number = _number(keys[-1]) if keys else 0
+        number = self._last_number() if after is None else after
         while True:
             number += 1
             if self._storage.put_if_absent(entry_key(number), data):
-                return
+                return number
+
+    def _last_number(self) -> int:
+        keys = self._keys()
+        return _number(keys[-1]) if keys else 0
 
     def _keys(self) -> list[str]:
         return sorted(found.key for found in self._storage.list(FOLDER) if re.fullmatch(_ENTRY, found.key))
 
 
 def effective(entries: Sequence[Promotion], current: int | None) -> list[Promotion]:
-    """The promotions that took effect. Read `current` before the entries: a promotion in between hides nothing then."""
-    followers = [*(entry.previous for entry in entries[1:]), current]
-    return [entry for entry, follower in zip(entries, followers, strict=False) if follower == entry.version]
+    """The promotions that took effect. Read `current` before the entries: a promotion in between hides nothing then.
+
+    From the last one backwards, each promoted the version that the next one replaced. Behind a lost entry the search
+    goes on with an entry that the one after it replaced.
+    """
+    found: list[Promotion] = []
+    wanted, follower = current, current
+    first = {entry.version: i for i, entry in reversed([*enumerate(entries)])}
+    for i, entry in reversed([*enumerate(entries)]):
+        lost = wanted is None or first.get(wanted, len(entries)) > i
+        if entry.version == (follower if lost else wanted):
+            found.append(entry)
+            wanted = entry.previous
+        follower = entry.previous
+    return found[::-1]
 
 
 _ENTRY = rf"{FOLDER}[0-9]{{9,}}\.json"

@@ -6,6 +6,7 @@ all these to the first version: any of them can become current again, and what i
 **Safe beside servers and trainers.** Writers of versions wait meanwhile, and whatever is younger than `YOUNG_SECONDS`
 stays: a server may have read a manifest and not its contents yet. A loaded version needs no files. Manifests are
 removed before their contents, so that a kill leaves files that nothing names, and never a manifest without its files.
+On a shared storage writers do not wait: one that began before the removal is refused, and begins again.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from models.errors import CorruptVersion, StoreError
 from models.storage import Stored
 from models.versions.contents import FOLDERS, content_key
 from models.versions.manifest import Manifest
-from models.versions.reader import GRAPHS, REJECTED, VERSIONS, graph_key, manifest_key
+from models.versions.reader import GRAPHS, REJECTED, VERSIONS, graph_key, manifest_key, version_number
 from models.versions.store import VersionStore
 
 YOUNG_SECONDS = 600.0
@@ -64,15 +65,16 @@ def marked_versions(store: VersionStore) -> set[int]:
 def prune(store: VersionStore, last: int = KEPT_LAST, *, dry_run: bool = False) -> Pruned:
     """Remove what is not kept. CorruptVersion, and nothing is removed, if it is not known what is current."""
     try:
-        with files.file_lock(store.root / LOCK), store.locked():
+        with store.storage.locked(LOCK), store.locked():
             return _prune(store, last, time.time() - YOUNG_SECONDS, dry_run)
     except OSError as error:
-        raise StoreError(f"the data folder {store.root} cannot be pruned: {error}") from error
+        raise StoreError(f"the data folder {store.storage.location('')} cannot be pruned: {error}") from error
 
 
 def _prune(store: VersionStore, last: int, young: float, dry_run: bool) -> Pruned:
     storage, out = store.storage, Pruned()
-    store.current()
+    before = store.current_bytes()
+    version_number(before)
     manifests = {found.key: found for found in storage.list(VERSIONS)}
     kept = _kept(store, last, {n for n in store.versions() if manifests[manifest_key(n)].time > young})
     old = [manifests[manifest_key(n)] for n in store.versions() if n not in kept]
@@ -97,6 +99,9 @@ def _prune(store: VersionStore, last: int, young: float, dry_run: bool) -> Prune
     out.temporaries = sorted(str(path.relative_to(store.root)) for path in temporaries)
     out.bytes = sum(found.size for found in removed) + sum(_sizes(temporaries))
     if not dry_run:
+        if storage.shared:
+            store.refuse_earlier_writers(before)
+            removed = [found for found in removed if _still_old(store, found, young)]
         _delete(store, removed, going)
         for path in temporaries:
             files.remove(path)
@@ -123,6 +128,12 @@ def _named(store: VersionStore, keys: Iterable[str]) -> set[str]:
         out |= {content_key(role, entry.sha256) for role, entry in manifest.files.items()}
         out |= {graph_key(sha256) for sha256 in manifest.graphs.values()}
     return out
+
+
+def _still_old(store: VersionStore, found: Stored, young: float) -> bool:
+    """Whether no writer has stored the value again since it was listed."""
+    now = store.storage.find(found.key)
+    return now is not None and now.time <= young
 
 
 def _delete(store: VersionStore, removed: list[Stored], manifests: set[str]) -> None:

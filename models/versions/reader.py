@@ -12,9 +12,9 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from models.errors import CorruptVersion, NothingLearned
+from models.errors import CorruptVersion, NothingLearned, StoreError
 from models.files import sha256_file
-from models.storage import LocalFiles
+from models.storage import DataFolder, StoreUnavailable, storage_of
 from models.versions.contents import HEADS, SAMPLES, content_key, decode_tensors, flat, samples_text
 from models.versions.data_format import check_format
 from models.versions.manifest import FileEntry, Manifest, parse_json
@@ -40,13 +40,18 @@ class LoadedVersion:
 class VersionReader:
     """The versions of a data folder; write access to it is not needed."""
 
-    def __init__(self, root: Path) -> None:
-        check_format(root)
-        self.root, self.storage = root, LocalFiles(root)
+    def __init__(self, folder: DataFolder) -> None:
+        check_format(folder)
+        self.storage = storage_of(folder)
         self._log = PromotionLog(self.storage)
 
+    @property
+    def root(self) -> Path:
+        """The local folder: see `Storage.root`."""
+        return self.storage.root
+
     def current(self) -> int | None:
-        return version_number(self._current_bytes())
+        return version_number(self.current_bytes())
 
     def versions(self) -> list[int]:
         """The numbers of all versions, oldest first; a listed version may be damaged or never promoted."""
@@ -149,21 +154,23 @@ class VersionReader:
         return next((n for n, manifest in learned.items() if manifest and manifest.submission == submission), None)
 
     def manifest_path(self, n: int) -> Path:
-        return self.storage.path(manifest_key(n))
+        """Of local files only: a manifest has no local copy."""
+        return self.storage.local_path(manifest_key(n))
 
     def content_path(self, n: int, role: str) -> Path:
-        return self.storage.path(content_key(role, self.manifest(n).files[role].sha256))
+        return self.storage.local_path(content_key(role, self.manifest(n).files[role].sha256))
 
     def graph_path(self, sha256: str) -> Path:
-        return self.storage.path(graph_key(sha256))
+        return self.storage.local_path(graph_key(sha256))
 
-    # Details
-
-    def _current_bytes(self) -> bytes | None:
+    def current_bytes(self) -> bytes | None:
+        """The content of `CURRENT`."""
         try:
             return self.storage.get(CURRENT)
         except FileNotFoundError:
             return None
+
+    # Details
 
     def _current_or_logged(self) -> int | None:
         try:
@@ -194,6 +201,8 @@ class VersionReader:
     def _get(self, key: str, name: str) -> bytes:
         try:
             return self.storage.get(key)
+        except StoreUnavailable as error:  # not damaged: whether it exists is not known
+            raise StoreError(f"{name} cannot be read: {error.strerror}") from error
         except OSError as error:
             raise CorruptVersion(f"{name} cannot be read: {error.strerror}", "missing") from error
 
@@ -202,6 +211,8 @@ class VersionReader:
             name = f"{what}: graph {role} ({sha256})"
             try:
                 found = sha256_file(self.graph_path(sha256))
+            except StoreUnavailable as error:
+                raise StoreError(f"{name} cannot be read: {error.strerror}") from error
             except OSError as error:
                 raise CorruptVersion(f"{name} cannot be read: {error.strerror}", "missing") from error
             if found != sha256:
@@ -217,10 +228,21 @@ def graph_key(sha256: str) -> str:
 
 
 def version_number(current: bytes | None) -> int | None:
-    """The content of `CURRENT` as a number."""
-    if current is None:
-        return None
+    """The number of the version in the content of `CURRENT`."""
+    return None if current is None else _numbers(current)[0]
+
+
+def change_number(current: bytes | None) -> int:
+    """The number of the last change in the content of `CURRENT`, on a shared storage; 0 if it is not known."""
+    try:
+        return 0 if current is None else _numbers(current)[1]
+    except CorruptVersion:
+        return 0
+
+
+def _numbers(current: bytes) -> tuple[int, int]:
     text = current.decode("ascii", errors="replace").strip()
-    if not re.fullmatch(r"[0-9]{1,18}", text):
+    found = re.fullmatch(r"([0-9]{1,18})(?: ([0-9]{1,18}))?", text)
+    if not found:
         raise CorruptVersion(f"CURRENT: {text[:40]!r} is not a version number; repair: openworld versions --activate N")
-    return int(text)
+    return int(found[1]), int(found[2] or 0)

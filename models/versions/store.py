@@ -1,11 +1,12 @@
-"""The versions on disk, and which one is current. A published version is never changed.
+"""The versions, and which one is current. A published version is never changed.
 
     <root>/versions/000007.json    the manifest of version 7
     <root>/rejected/<task>.json    the manifest of a task that the gate rejected
     <root>/tasks/, heads/, samples/    the contents that manifests name (models/versions/contents.py)
     <root>/graphs/<sha256>.onnx
     <root>/promotions/             the log of promotions (models/versions/promotions.py)
-    <root>/CURRENT                 the number of the current version, replaced by compare-and-set
+    <root>/CURRENT                 the number of the current version, replaced by compare-and-set; on a shared storage
+                                   also the number of the change, so that no two changes have the same content
 
 **After a kill at any moment the store is valid, and publishing the task again ends with exactly one version of it.**
 Publishing writes in this order: contents, manifest, log, `CURRENT`. What a killed attempt leaves is used by the next
@@ -13,18 +14,22 @@ attempt at the same task, or removed by `openworld prune`.
 
 The *lineage* is the current version, its parent, and so on to the first version. A task is learned if a version of the
 lineage learned it: after a roll back, tasks of later versions can be learned again. Publishing and activating are
-compare-and-set operations on `CURRENT`. Writers hold one lock; readers need none.
+compare-and-set operations on `CURRENT`. Writers of local files hold one lock; readers need none.
+
+On a shared storage (an object store) there is no lock: creating the manifest decides who has its number, and replacing
+`CURRENT` who is current. A writer that was overtaken fails with StaleParent, however long it was stopped in between. It
+removes nothing, because another writer may use the same contents or the same attempt; `openworld prune` does, later.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 from models import files
 from models.errors import CorruptVersion, StaleParent, StoreError
 from models.files import sha256_bytes
+from models.storage import DataFolder
 from models.versions.contents import FOLDERS, Tensors, content_key, encode, entries
 from models.versions.data_format import open_data_folder
 from models.versions.manifest import Manifest
@@ -35,6 +40,7 @@ from models.versions.reader import (
     REJECTED,
     VERSIONS,
     VersionReader,
+    change_number,
     graph_key,
     manifest_key,
     version_number,
@@ -42,14 +48,14 @@ from models.versions.reader import (
 
 
 class VersionStore(VersionReader):
-    """Publishes, loads and activates versions. Reading needs no write access to `root`.
+    """Publishes, loads and activates versions. Reading needs no write access to the folder.
 
     `on_step` is for crash tests: publishing calls it with "started", "written" (contents), "numbered" (manifest),
     "logged", "promoted".
     """
 
-    def __init__(self, root: Path, on_step: Callable[[str], None] = lambda step: None) -> None:
-        super().__init__(root)
+    def __init__(self, folder: DataFolder, on_step: Callable[[str], None] = lambda step: None) -> None:
+        super().__init__(folder)
         self._on_step = on_step
 
     def publish(
@@ -61,7 +67,7 @@ class VersionStore(VersionReader):
         leaves no files. The complete manifest of a killed attempt at the same task on the same parent is promoted
         instead of written again.
         """
-        self._check_parent(manifest.parent, self._current_bytes())  # a stale attempt fails before it waits for the lock
+        self._check_parent(manifest.parent, self.current_bytes())  # a stale attempt fails before it waits for the lock
         return self._publish(manifest, encode(tensors, samples), by, reason or f"learned task {manifest.task_id}")
 
     def publish_edit(self, manifest: Manifest, by: Promoter, reason: str) -> Manifest:
@@ -71,8 +77,9 @@ class VersionStore(VersionReader):
     def _publish(self, manifest: Manifest, contents: Mapping[str, bytes], by: Promoter, reason: str) -> Manifest:
         manifest = manifest.model_copy(update={"files": {**manifest.files, **entries(contents)}})
         with self._writing():
-            before = self._current_bytes()
+            before = self.current_bytes()
             self._check_parent(manifest.parent, before)
+            self._check_submission(manifest)
             self._verify_graphs(manifest, "publish")
             self._check_references(manifest, contents)
             number = self.next_version()  # before attempts are removed: a number is not used again
@@ -87,28 +94,28 @@ class VersionStore(VersionReader):
                 self._promote(published.version, manifest.parent, before, by, reason)
             except BaseException:
                 # The fsync after replacing CURRENT may fail as well: then the version is in use.
-                if published is None or self._current_or_logged() != published.version:
-                    numbered = [manifest_key(published.version)] if published else []
-                    with suppress(OSError):
-                        self.storage.delete([*numbered, *written])
+                in_use = self.storage.shared or (published and self._current_or_logged() == published.version)
+                if not in_use:
+                    self._discard([*([manifest_key(published.version)] if published else []), *written])
                 raise
             return published
 
-    def reject(self, manifest: Manifest, tensors: Tensors, samples: Any, reason: str) -> Path:
-        """Store the result of a task that the gate rejected, for inspection; it cannot become current."""
+    def reject(self, manifest: Manifest, tensors: Tensors, samples: Any, reason: str) -> str:
+        """Store the result of a task that the gate rejected, for inspection; it cannot become current.
+
+        Returns the place of its manifest.
+        """
         contents, key, written = encode(tensors, samples), f"{REJECTED}{manifest.task_id}.json", list[str]()
         metrics = {**manifest.metrics, "rejected": reason}
         changes = {"metrics": metrics, "files": {**manifest.files, **entries(contents)}}
         with self._writing():
             try:
                 self._put_contents(contents, written)
-                before = self.storage.get(key) if self.storage.find(key) else None
-                self.storage.compare_and_set(key, before, manifest.model_copy(update=changes).to_json())
+                self.storage.put(key, manifest.model_copy(update=changes).to_json())
             except BaseException:
-                with suppress(OSError):
-                    self.storage.delete(written)
+                self._discard(written)
                 raise
-        return self.storage.path(key)
+        return self.storage.location(key)
 
     def activate(self, n: int, by: Promoter, reason: str, replacing: int | None = None) -> Manifest:
         """Make an earlier or later version current, after verifying it; StaleParent unless `replacing` is current.
@@ -118,14 +125,27 @@ class VersionStore(VersionReader):
         replacing = self._current_or_logged() if replacing is None else replacing
         self.load(n)
         with self._writing():
-            before = self._current_bytes()
+            before = self.current_bytes()
             if (current := self._current_or_logged()) != replacing:
                 raise StaleParent(
                     f"version {current} became current in place of {replacing}: look at it, then activate {n} again"
                 )
-            manifest = self.manifest(n)  # again, under the lock: that of a killed attempt may be removed
+            if self.storage.find(manifest_key(n)) is None:  # again, after `before` was read: it may have been pruned
+                raise CorruptVersion(f"version {n}: its manifest was removed", "missing")
+            manifest = self.manifest(n)
             self._promote(n, current, before, by, reason)
             return manifest
+
+    def refuse_earlier_writers(self, before: bytes | None) -> None:
+        """Make every writer fail that has read `CURRENT` so far; StaleParent if it is not `before` any more.
+
+        Call it on a shared storage, before removing what such a writer may rely on.
+        """
+        if before is None:
+            return
+        changed = f"{version_number(before)} {change_number(before) + 1}\n"
+        if not self.storage.compare_and_set(CURRENT, before, changed.encode()):
+            raise StaleParent("another version became current meanwhile: try again")
 
     def add_graph(self, data: bytes) -> str:
         """Store an ONNX graph by its hash; a damaged copy is replaced."""
@@ -136,8 +156,8 @@ class VersionStore(VersionReader):
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the lock of all writers: no version is being published meanwhile."""
-        with files.file_lock(self.root / ".lock"):
+        """Hold the lock of all writers, if the storage has one: no version is being published meanwhile."""
+        with self.storage.locked(".lock"):
             yield
 
     # The steps of publishing
@@ -151,6 +171,9 @@ class VersionStore(VersionReader):
 
     def _put(self, key: str, data: bytes) -> bool:
         """Store a content; a damaged one is replaced. Whether the key is new."""
+        if self.storage.shared:  # also renews its time, so that it is not pruned before a manifest names it
+            self.storage.put(key, data)
+            return True
         if self.storage.put_if_absent(key, data):
             return True
         if (found := self.storage.get(key)) != data:
@@ -166,9 +189,15 @@ class VersionStore(VersionReader):
             number += 1
 
     def _promote(self, n: int, previous: int | None, before: bytes | None, by: Promoter, reason: str) -> None:
-        self._log.append(Promotion(time=datetime.now(UTC), version=n, previous=previous, by=by, reason=reason))
+        promotion = Promotion(time=datetime.now(UTC), version=n, previous=previous, by=by, reason=reason)
+        current = f"{n}\n"
+        if self.storage.shared:
+            number = self._log.append(promotion, after=change_number(before) or None)
+            current = f"{n} {number}\n"
+        else:
+            self._log.append(promotion)
         self._on_step("logged")
-        if not self.storage.compare_and_set(CURRENT, before, f"{n}\n".encode()):
+        if not self.storage.compare_and_set(CURRENT, before, current.encode()):
             raise StaleParent(f"another version became current in place of {previous}: try again")
         self._on_step("promoted")
 
@@ -187,8 +216,14 @@ class VersionStore(VersionReader):
                 if (found.task_id, found.parent, found.files) == (wanted.task_id, wanted.parent, wanted.files):
                     resumed = self.load(n, expect_backbone=wanted.backbone_sha256).manifest
                     continue
-            self.storage.delete([manifest_key(n)])
+            self._discard([manifest_key(n)])
         return resumed
+
+    def _discard(self, keys: Sequence[str]) -> None:
+        """Remove what a failed attempt has written; not on a shared storage, where another writer may use it."""
+        if not self.storage.shared:
+            with suppress(OSError):
+                self.storage.delete(keys)
 
     def _check_references(self, manifest: Manifest, contents: Mapping[str, bytes]) -> None:
         """Contents that are not written by this publication must be in the store; readers compare their hashes."""
@@ -202,7 +237,7 @@ class VersionStore(VersionReader):
     def _writing(self) -> Iterator[None]:
         """Hold the lock of all writers: a temporary name found under it belongs to a killed process."""
         try:
-            open_data_folder(self.root)
+            open_data_folder(self.storage)
             with self.locked():
                 # Other programs write temporary files to the root without this lock: only those of ours are removed.
                 ours = (f"{CURRENT}.", "FORMAT.", "ID.", VERSIONS, REJECTED, GRAPHS, "promotions/", *FOLDERS)
@@ -211,6 +246,13 @@ class VersionStore(VersionReader):
                 yield
         except OSError as error:
             raise StoreError(f"could not write to the version store: {error}") from error
+
+    def _check_submission(self, manifest: Manifest) -> None:
+        """A submission becomes one version, also if that was rolled back: a stopped trainer must not repeat it."""
+        if manifest.submission is None or not manifest.has_learned(manifest.task_id):
+            return
+        if (found := self.find_task(manifest.task_id, manifest.submission)) is not None:
+            raise StaleParent(f"task {manifest.task_id} was published as version {found} already")
 
     def _check_parent(self, parent: int | None, current: bytes | None) -> None:
         if (found := version_number(current)) != parent:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from models import files
 from models.errors import CorruptVersion, StoreError
+from models.storage import Storage
 from models.versions.contents import FOLDERS, content_key
 from models.versions.manifest import Manifest
 from models.versions.reader import GRAPHS, REJECTED, VERSIONS, graph_key
@@ -19,6 +20,7 @@ from openworld.check.versions import current_or_none
 from tasks.errors import UnknownTask
 from tasks.images import ImageStore, cache_files, erased_images
 from tasks.queue import ENDED, TaskQueue
+from trainer.learning.checkpoint import checkpointed_tasks
 from trainer.learning.memory import Samples
 
 ORPHAN_SECONDS = 86400.0  # the images of a batch are stored before its task exists, and a client may send it again
@@ -26,16 +28,17 @@ ORPHAN_SECONDS = 86400.0  # the images of a batch are stored before its task exi
 # What the programs keep in a data folder; a name that begins with a dot is a lock or a temporary file.
 KNOWN = re.compile(
     r"FORMAT|ID|CURRENT|erasures\.jsonl|audit\.jsonl|keys\.json|backbone\.(json|safetensors)|versions"
-    r"|promotions|tasks|heads|samples|kept|rejected|graphs|images|cache|inbox|work|spool|redis|format-\d+|lost\+found|\..*"
+    r"|promotions|tasks|heads|samples|kept|rejected|graphs|images|cache|inbox|objects|work|spool|redis|format-\d+|lost\+found|\..*"
 )
 
 
-def check_files(root: Path, queue: TaskQueue | None, report: Report, *, hash_images: bool) -> Iterator[Finding]:
+def check_files(storage: Storage, queue: TaskQueue | None, report: Report, *, hash_images: bool) -> Iterator[Finding]:
+    root = storage.root
     yield from _check_temporaries(root)
-    yield from _check_images(root, queue, report, hash_images)
-    yield from _check_contents(root)
-    yield from _check_cache(root)
-    yield from _check_checkpoints(root, queue)
+    yield from _check_images(storage, queue, report, hash_images)
+    yield from _check_contents(storage)
+    yield from _check_cache(storage)
+    yield from _check_checkpoints(storage, queue)
     for path in sorted(root.iterdir()):
         if not KNOWN.fullmatch(path.name):
             yield Finding("unknown_file", path.name, "openworld does not use this file", note=True)
@@ -50,8 +53,8 @@ def _check_temporaries(root: Path) -> Iterator[Finding]:
             yield Finding("temporary_file", str(place), remedy)
 
 
-def _check_images(root: Path, queue: TaskQueue | None, report: Report, hash_images: bool) -> Iterator[Finding]:
-    store, images, erased = VersionStore(root), ImageStore(root), erased_images(root)
+def _check_images(storage: Storage, queue: TaskQueue | None, report: Report, hash_images: bool) -> Iterator[Finding]:
+    store, images, erased = VersionStore(storage), ImageStore(storage), erased_images(storage)
     stored = list(images)
     report.checked["images"] = len(stored)
     if hash_images:
@@ -96,9 +99,9 @@ def _images_of_tasks(queue: TaskQueue | None) -> dict[str, tuple[bool, set[str]]
     return found
 
 
-def _check_contents(root: Path) -> Iterator[Finding]:
+def _check_contents(storage: Storage) -> Iterator[Finding]:
     """Contents and graphs that no manifest names. Without versions, graphs may be of a training that runs."""
-    store, named, graphs = VersionStore(root), set[str](), set[str]()
+    store, named, graphs = VersionStore(storage), set[str](), set[str]()
     for place in (VERSIONS, REJECTED):
         for found in store.storage.list(place):
             with suppress(CorruptVersion, OSError):
@@ -115,24 +118,23 @@ def _check_contents(root: Path) -> Iterator[Finding]:
         yield Finding("orphan_contents", "contents", message, note=True)
 
 
-def _check_cache(root: Path) -> Iterator[Finding]:
+def _check_cache(storage: Storage) -> Iterator[Finding]:
     """The features of an erased image must be erased too. Damaged entries are computed again."""
-    images = ImageStore(root)
+    images, root = ImageStore(storage), storage.root
     for file in cache_files(root):
         if file.sha256 not in images and file.path.exists():
             place, message = str(file.path.relative_to(root)), "the image is not stored any more: remove the file"
             yield Finding("orphan_features", place, message)
 
 
-def _check_checkpoints(root: Path, queue: TaskQueue | None) -> Iterator[Finding]:
+def _check_checkpoints(storage: Storage, queue: TaskQueue | None) -> Iterator[Finding]:
     """A rejected, failed or cancelled task keeps its checkpoint: it resumes from there if it is submitted again."""
-    store = VersionStore(root)
-    for folder in (root / "work").glob("[!.]*"):
-        version = store.find_task(folder.name)
-        if version is not None and not _is_unfinished(queue, folder.name):
-            yield Finding(
-                "orphan_checkpoint", f"work/{folder.name}", f"the task is version {version} already: remove the folder"
-            )
+    store = VersionStore(storage)
+    for task_id in checkpointed_tasks(storage):
+        version = store.find_task(task_id)
+        if version is not None and not _is_unfinished(queue, task_id):
+            message = f"the task is version {version} already: remove the folder"
+            yield Finding("orphan_checkpoint", f"work/{task_id}", message)
 
 
 def _is_unfinished(queue: TaskQueue | None, id: str) -> bool:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 from models.errors import CorruptVersion
+from models.storage import Storage
 from models.versions.manifest import Manifest
 from models.versions.store import VersionStore
 from openworld.check.report import Finding, Report
@@ -23,12 +23,12 @@ _MEANING = {
 }
 
 
-def check_queue(root: Path, queue: TaskQueue, report: Report) -> Iterator[Finding]:
+def check_queue(storage: Storage, queue: TaskQueue, report: Report) -> Iterator[Finding]:
     for code, id, detail in queue.contradictions():
         yield Finding(code, f"task {id}", _MEANING[code].format(detail=detail or "(none)"))
     tasks = queue.list_tasks(limit=None)
     report.checked["tasks"] = len(tasks)
-    yield from _check_outcomes(VersionStore(root), queue, tasks)
+    yield from _check_outcomes(VersionStore(storage), queue, tasks)
 
 
 def _check_outcomes(store: VersionStore, queue: TaskQueue, tasks: list[TaskSummary]) -> Iterator[Finding]:

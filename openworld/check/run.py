@@ -7,8 +7,8 @@ therefore reported only if it is found again, in every one of several passes.
 from __future__ import annotations
 
 import time
-from pathlib import Path
 
+from models.storage import DataFolder, storage_of
 from openworld.check.files import check_files
 from openworld.check.inbox import check_inbox
 from openworld.check.queue import check_queue
@@ -21,22 +21,23 @@ PASSES = 3
 PAUSE_SECONDS = 0.7  # between passes: longer than a promotion, or the change of an image and its row
 
 
-def check_folder(root: Path, queue: TaskQueue | None, *, quick: bool = False) -> Report:
+def check_folder(folder: DataFolder, queue: TaskQueue | None, *, quick: bool = False) -> Report:
     """Check the data folder, and its tasks if there is a queue. `quick`: read no images."""
-    report = Report(str(root))
+    storage = storage_of(folder)
+    report = Report(storage.location(""))
     checks: list[Check] = [
-        lambda: check_versions(root, queue, report),
-        lambda: check_files(root, queue, report, hash_images=not quick),
-        lambda: check_inbox(root, report, hash_images=not quick),
+        lambda: check_versions(storage, queue, report),
+        lambda: check_files(storage, queue, report, hash_images=not quick),
+        lambda: check_inbox(storage.root, report, hash_images=not quick),
     ]
     if queue is not None:
-        checks.append(lambda: check_queue(root, queue, report))
+        checks.append(lambda: check_queue(storage, queue, report))
     for check in checks:
         report.add(_lasting(check))
     if quick:
         report.skipped["statistics"] = "--quick"
     else:
-        report.add(_lasting(lambda: check_statistics(root, report)))
+        report.add(_lasting(lambda: check_statistics(storage, report)))
     return report
 
 

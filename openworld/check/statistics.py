@@ -8,7 +8,6 @@ their classes are left out.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +17,7 @@ from models.inference.frozen import FrozenStatistics
 from models.inference.model_cache import ModelCache
 from models.inference.predictor import Predictor
 from models.inference.runtime import CHUNK, RuntimeCache
+from models.storage import Storage
 from models.versions.class_ids import samples_by_name
 from models.versions.store import VersionStore
 from openworld.check.report import Finding, Report
@@ -28,8 +28,8 @@ from trainer.learning.memory import Samples
 TOLERANCE = 1e-3
 
 
-def check_statistics(root: Path, report: Report) -> Iterator[Finding]:
-    store = VersionStore(root)
+def check_statistics(storage: Storage, report: Report) -> Iterator[Finding]:
+    store = VersionStore(storage)
     try:
         if store.current() is None:
             return
@@ -38,7 +38,7 @@ def check_statistics(root: Path, report: Report) -> Iterator[Finding]:
         by_name = samples_by_name(store.samples(loaded.manifest.version), loaded.manifest)
     except CorruptVersion:
         return  # reported by the check of versions
-    samples, images, model = Samples.from_json(by_name).with_pending_seen(), ImageStore(root), predictor.model
+    samples, images, model = Samples.from_json(by_name).with_pending_seen(), ImageStore(storage), predictor.model
     subject = f"version {loaded.manifest.version}"
     counts = dict(zip(model.classes, model.frozen.counts.tolist(), strict=True))
     for name, count in counts.items():

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 from models.errors import CorruptVersion
 from models.inference.stored_model import read_model
+from models.storage import Storage
 from models.versions.manifest import Manifest
-from models.versions.reader import REJECTED
+from models.versions.reader import REJECTED, VERSIONS, manifest_key
 from models.versions.store import VersionStore
 from openworld.check.report import Finding, Report
 from tasks.errors import UnknownTask
 from tasks.queue import TaskQueue
 
 
-def check_versions(root: Path, queue: TaskQueue | None, report: Report) -> Iterator[Finding]:
-    store = VersionStore(root)
+def check_versions(storage: Storage, queue: TaskQueue | None, report: Report) -> Iterator[Finding]:
+    store = VersionStore(storage)
     numbers = store.versions()
     report.checked["versions"] = len(numbers)
     manifests: dict[int, Manifest] = {}
@@ -27,11 +27,11 @@ def check_versions(root: Path, queue: TaskQueue | None, report: Report) -> Itera
             manifests[n] = loaded.manifest
             read_model(loaded)
         except CorruptVersion as error:
-            if store.manifest_path(n).exists():  # an attempt that was not promoted may be removed by the next one
+            if storage.find(manifest_key(n)):  # an attempt that was not promoted may be removed by the next one
                 yield Finding("version_damaged", f"version {n}", f"{error}; copy its files from a backup")
-    for path in sorted((root / "versions").glob("[!.]*")):
-        if not re.fullmatch(r"[0-9]{6,}\.json", path.name):
-            yield Finding("unknown_file", f"versions/{path.name}", "openworld does not use this file: remove it")
+    for key in sorted(found.key for found in storage.list(VERSIONS)):
+        if not re.fullmatch(r"versions/[0-9]{6,}\.json", key):
+            yield Finding("unknown_file", key, "openworld does not use this file: remove it")
     yield from _check_log(store)
     yield from _check_lineage(manifests)
     yield from _check_promoted(store, manifests, queue)
@@ -99,14 +99,16 @@ def _check_promoted(store: VersionStore, manifests: dict[int, Manifest], queue: 
     """A version that was never current belongs to an attempt that was killed, and its task is tried again."""
     promoted = {line.version for line in store.log()}
     for n, manifest in manifests.items():
-        if n in promoted or not store.manifest_path(n).exists():
+        if n in promoted or store.storage.find(manifest_key(n)) is None:
             continue
         try:
             unfinished = queue is None or not queue.get(manifest.task_id).ended
         except UnknownTask:
             unfinished = False
         message = "it was never current: the next version that is published replaces it"
-        yield Finding("never_promoted", f"version {n}", message, note=unfinished)
+        if store.storage.shared:
+            message = "it was never current, another writer was faster or it was killed: `openworld prune` removes it"
+        yield Finding("never_promoted", f"version {n}", message, note=unfinished or store.storage.shared)
 
 
 def _check_rejected(store: VersionStore, report: Report) -> Iterator[Finding]:

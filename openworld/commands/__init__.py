@@ -6,6 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from models.errors import OpenWorldError
+from models.storage import Storage
+from openworld.environment import settings_from
+from tasks.settings import StorageSettings
 
 
 def require_packages(extra: str, *names: str) -> None:
@@ -13,6 +16,17 @@ def require_packages(extra: str, *names: str) -> None:
     missing = [name for name in names if find_spec(name) is None]
     if missing:
         raise OpenWorldError(f"not installed: {', '.join(missing)}. Install them: pip install 'openworld[{extra}]'")
+
+
+def open_data(arguments: argparse.Namespace) -> Storage:
+    """The data folder of a command: that of --data, and the object store of OPENWORLD_STORE if it is set."""
+    return settings_from(StorageSettings, {"data": arguments.data}).open_storage()
+
+
+def require_data(settings: StorageSettings) -> None:
+    """OpenWorldError unless there is a data folder, or an object store that takes its place."""
+    if not settings.store and not settings.data.is_dir():
+        raise OpenWorldError(f"there is no data folder {settings.data}: name one with --data")
 
 
 def add_data_argument(parser: argparse.ArgumentParser, default: Any = None) -> None:

@@ -36,6 +36,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     require_packages("serve", "numpy", "safetensors", "redis")
     settings = settings_from(ProgramSettings, {"data": arguments.data, "redis_url": arguments.redis_url})
+    if settings.store:
+        raise OpenWorldError(
+            f"{settings.store} cannot be backed up in this way: copy it to a folder with `openworld migrate`, or use "
+            "the versioning and the replication of the object store"
+        )
     if not settings.data.is_dir():
         raise OpenWorldError(f"there is no data folder {settings.data}: name one with --data")
     # Imported here: the parser of the other commands needs none of it.

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from models.errors import OpenWorldError
-from openworld.commands import require_packages
+from openworld.commands import require_data, require_packages
 from openworld.environment import settings_from
 from tasks.settings import ProgramSettings
 
@@ -39,15 +40,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     require_packages("serve", "numpy", "PIL", "safetensors", "onnxruntime", "redis")
     settings = settings_from(ProgramSettings, {"data": arguments.data, "redis_url": arguments.redis_url})
-    root = settings.data
-    if not root.is_dir():
-        raise OpenWorldError(f"there is no data folder {root}: name one with --data")
+    require_data(settings)
     # Imported here: the parser of the other commands needs none of it.
     from openworld.check import check_folder
     from openworld.queues import running_queue
 
-    with running_queue(settings) as queue:
-        report = check_folder(root, queue, quick=arguments.quick)
+    # With copies of its own: what is in the object store is checked, not what this machine has of it.
+    with TemporaryDirectory() as copies:
+        storage = settings.open_storage(copies=Path(copies), test=False)
+        with running_queue(settings, storage) as queue:
+            report = check_folder(storage, queue, quick=arguments.quick)
     if queue is None:
         report.skipped["tasks"] = "no queue: set OPENWORLD_REDIS_URL, or start `openworld up`"
     if arguments.json:
@@ -61,5 +63,5 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"not checked: {what}: {why}")
     counted = ", ".join(f"{count} {what}" for what, count in report.checked.items())
     verdict = "nothing is wrong" if report.ok else f"{len(report.problems)} problems"
-    print(f"{root}: {verdict} ({counted})")
+    print(f"{storage.location('')}: {verdict} ({counted})")
     return 0 if report.ok else PROBLEMS

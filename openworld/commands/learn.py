@@ -14,7 +14,7 @@ from pydantic.fields import FieldInfo
 from models.versions.manifest import Manifest
 from models.versions.store import VersionStore
 from openworld import tables
-from openworld.commands import require_packages
+from openworld.commands import open_data, require_packages
 from openworld.environment import settings_from
 from openworld.progress import Display
 from service.wire.advice import Advice
@@ -62,7 +62,8 @@ def _help(field: FieldInfo, name: str) -> str:
 def run(arguments: argparse.Namespace) -> int:
     require_packages("train", *REQUIRED_PACKAGES)
     settings = settings_from(LearnerSettings, {name: getattr(arguments, name) for name in OPTIONS}, OPTIONS)
-    store = VersionStore(arguments.data)
+    storage = open_data(arguments)
+    store = VersionStore(storage)
     parent = store.current_manifest()
     with (
         open_batch(arguments.images, parent.classes if parent else []) as batch,
@@ -74,10 +75,10 @@ def run(arguments: argparse.Namespace) -> int:
         # Imported here: torch takes seconds to load.
         from trainer.publish import learn_batch
 
-        outcome = learn_batch(arguments.data, batch, settings, display)
+        outcome = learn_batch(storage, batch, settings, display)
         origins = {image.sha256: image.origin for image in batch.images}
     if arguments.json:
-        print(json.dumps(_result(outcome.state, outcome.manifest, outcome.path), ensure_ascii=False))
+        print(json.dumps(_result(outcome.state, outcome.manifest, outcome.place), ensure_ascii=False))
     elif outcome.state == "already learned":
         current, n = store.current(), outcome.manifest.version
         hint = "" if current == n else f" (version {current} is current: openworld versions --activate {n})"
@@ -90,11 +91,11 @@ def run(arguments: argparse.Namespace) -> int:
     if outcome.state in ("rejected", "provisional") and outcome.verdict:  # pending since it was submitted before
         print(f"rejected, version {store.current()} stays current:", file=sys.stderr)
         print(*(f"  - {reason}" for reason in outcome.verdict.reasons), sep="\n", file=sys.stderr)
-        print(f"the rejected version is kept in {outcome.path}", file=sys.stderr)
+        print(f"the rejected version is kept in {outcome.place}", file=sys.stderr)
         return REJECTED
     return 0
 
 
-def _result(state: str, manifest: Manifest, path: Path) -> dict[str, Any]:
+def _result(state: str, manifest: Manifest, place: str) -> dict[str, Any]:
     document = manifest.model_dump(mode="json", exclude={"files", "schema_version"})
-    return {"state": state, "manifest": str(path), **document, "version": manifest.version or None}
+    return {"state": state, "manifest": place, **document, "version": manifest.version or None}

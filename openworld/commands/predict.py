@@ -16,6 +16,7 @@ from models.errors import ImageError, NothingLearned
 from models.inference.answer import Answer
 from models.versions.store import VersionStore
 from openworld import remote, tables
+from openworld.commands import open_data
 from openworld.progress import count_done
 from service.wire.predictions import in_words
 
@@ -73,18 +74,19 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _open_folder(arguments: argparse.Namespace) -> Predictor:
-    store = VersionStore(arguments.data)
+    store = VersionStore(open_data(arguments))
     version = store.current() if arguments.version is None else arguments.version
     if version is None:
         raise NothingLearned(f"nothing is learned yet. Start with: openworld learn FOLDER --data {store.root}")
     if version not in (existing := store.versions()):
         raise NothingLearned(
-            f"there is no version {version} in {store.root}, only {', '.join(map(str, existing)) or 'none'}"
+            f"there is no version {version} in {store.storage.location('')}, "
+            f"only {', '.join(map(str, existing)) or 'none'}"
         )
     # Imported here: a mistyped command fails before ONNX Runtime loads.
     from models.inference.predictor import Predictor
 
-    return Predictor.open(arguments.data, version, arguments.device)
+    return Predictor.open(store.storage, version, arguments.device)
 
 
 def _predict(arguments: argparse.Namespace, predictor: AnyPredictor, source: str) -> int:

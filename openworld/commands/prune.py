@@ -9,8 +9,11 @@ from dataclasses import asdict
 from models.errors import OpenWorldError
 from models.versions.pruning import KEPT_LAST, prune
 from models.versions.store import VersionStore
+from openworld.commands import open_data, require_data
+from openworld.environment import settings_from
 from openworld.tables import count, size
 from service.audit import AuditLog
+from tasks.settings import StorageSettings
 
 SUMMARY = "remove old versions of a data folder, and files that nothing names any more"
 EPILOG = f"""\
@@ -38,9 +41,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     if arguments.last < 1:
         raise OpenWorldError("--last must be at least 1")
-    if not arguments.data.is_dir():
-        raise OpenWorldError(f"there is no data folder {arguments.data}: name one with --data")
-    pruned = prune(VersionStore(arguments.data), arguments.last, dry_run=arguments.dry_run)
+    require_data(settings_from(StorageSettings, {"data": arguments.data}))
+    storage = open_data(arguments)
+    pruned = prune(VersionStore(storage), arguments.last, dry_run=arguments.dry_run)
     if not arguments.dry_run:
         AuditLog(arguments.data).record_command("versions.prune", f"last {arguments.last}")
     if arguments.json:
@@ -56,5 +59,5 @@ def run(arguments: argparse.Namespace) -> int:
             print(f"{count(len(found), what)}: {', '.join(found)}")
     if pruned.note:
         print(pruned.note)
-    print(f"{size(pruned.bytes)} {'would be ' if arguments.dry_run else ''}freed in {arguments.data}")
+    print(f"{size(pruned.bytes)} {'would be ' if arguments.dry_run else ''}freed in {storage.location('')}")
     return 0

@@ -36,6 +36,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     require_packages("serve", "numpy", "safetensors", "redis")
     settings = settings_from(ProgramSettings, {"data": arguments.data, "redis_url": arguments.redis_url})
+    if settings.store:
+        raise OpenWorldError(
+            "a backup is restored to a folder: unset OPENWORLD_STORE, and move the folder to the object store with "
+            "`openworld migrate`"
+        )
     root = settings.data.absolute()
     if root.exists() and any(root.iterdir()):
         raise OpenWorldError(f"{settings.data} is not empty: give the name of a new folder with --data")

@@ -43,7 +43,8 @@ def run(arguments: argparse.Namespace) -> int:
     if settings.redis_url is None:
         raise OpenWorldError("there is no queue: set OPENWORLD_REDIS_URL, or start everything with `openworld up`")
     logs.set_up(settings.log_level, settings.log_format)
-    id = folder_id(settings.data)
+    storage = settings.open_storage()
+    id = folder_id(storage)
     os.nice(settings.nice)  # before the import of torch, which uses all cores for seconds
     # Imported here: other commands need no torch.
     from prometheus_client import start_http_server
@@ -65,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
     queue = TaskQueue(client, prefix, lease_seconds=settings.lease_seconds, max_attempts=settings.max_attempts)
     name = f"{socket.gethostname()}-{os.getpid()}"
     worker = Worker(
-        arguments.data,
+        storage,
         queue,
         learner,
         name,

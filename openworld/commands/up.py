@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
     server, worker = settings_from(ServiceSettings, given), settings_from(WorkerSettings, {"data": given["data"]})
     settings_from(LearnerSettings, {})
     make_folder(server.data)
-    open_data_folder(server.data)
+    open_data_folder(server.open_storage())
     with ExitStack() as stack:
         lock = stack.enter_context(_lock_folder(server.data))
         # A free port is chosen here, so that a restarted server keeps it.

@@ -8,12 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from models.errors import CorruptVersion, OpenWorldError
+from models.errors import OpenWorldError
+from models.storage import Storage
 from models.versions.history import history, summary
-from models.versions.manifest import Manifest
 from models.versions.pruning import mark_kept, marked_versions, unmark_kept
+from models.versions.reader import REJECTED
 from models.versions.store import VersionStore
 from openworld import remote, tables
+from openworld.commands import open_data
 from service.audit import AuditLog
 
 if TYPE_CHECKING:
@@ -49,9 +51,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     marks = arguments.keep is not None or arguments.release is not None
     if marks:
-        _mark(VersionStore(arguments.data), arguments.keep, arguments.release)
+        _mark(VersionStore(open_data(arguments)), arguments.keep, arguments.release)
     url = None if marks else remote.find_service(arguments, read_only=arguments.activate is None)
-    document = _of_folder(arguments.data, arguments.activate) if url is None else _of_service(url, arguments.activate)
+    if url is None:
+        document = _of_folder(open_data(arguments), arguments.activate)
+    else:
+        document = _of_service(url, arguments.activate)
     if arguments.json:
         print(json.dumps(document, ensure_ascii=False))
     else:
@@ -74,8 +79,8 @@ def _mark(store: VersionStore, keep: int | None, release: int | None) -> None:
 # Both sources give the same document; `active` is the version that a service answers with.
 
 
-def _of_folder(root: Path, activate: int | None) -> dict[str, Any]:
-    store = VersionStore(root)
+def _of_folder(storage: Storage, activate: int | None) -> dict[str, Any]:
+    store, root = VersionStore(storage), storage.root
     if activate is not None:
         if activate not in store.versions():
             raise OpenWorldError(f"there is no version {activate} in {root}: see openworld versions --data {root}")
@@ -83,13 +88,13 @@ def _of_folder(root: Path, activate: int | None) -> dict[str, Any]:
         AuditLog(root).record_command("version.activate", str(activate))
     current, marked = store.current(), marked_versions(store)
     return {
-        "source": str(root),
+        "source": storage.location(""),
         "current": current,
         "active": None,
         "versions": [
             entry | ({"kept": True} if entry["version"] in marked else {}) for entry in history(store, current)
         ],
-        "rejected": list(_rejected(root)),
+        "rejected": list(_rejected(store)),
     }
 
 
@@ -117,13 +122,10 @@ def _summaries(found: Versions) -> Iterator[dict[str, Any]]:
         yield fields
 
 
-def _rejected(root: Path) -> Iterator[dict[str, Any]]:
-    for path in sorted((root / "rejected").glob("[!.]*.json")):
-        try:
-            manifest = Manifest.from_json(path.read_bytes(), name=str(path))
-        except (CorruptVersion, OSError):
-            continue  # a rejected version is kept for inspection only
-        yield {**summary(manifest), "reason": manifest.metrics.get("rejected", ""), "manifest": str(path)}
+def _rejected(store: VersionStore) -> Iterator[dict[str, Any]]:
+    for task_id, manifest in sorted(store.rejected().items()):
+        place = store.storage.location(f"{REJECTED}{task_id}.json")
+        yield {**summary(manifest), "reason": manifest.metrics.get("rejected", ""), "manifest": place}
 
 
 # Tables

@@ -62,7 +62,7 @@ def welcome(server: ServiceSettings, worker: WorkerSettings, version: int) -> st
         "API": f"{url}/docs",
         "try it": f"curl {key}--data-binary @photo.jpg {url}/predict",
         "version": _learned(server, version) or f"none: every image is novel. Teach it: {_teach_command(url)}",
-        "data": str(server.data),
+        "data": f"{server.store}, {server.data}" if server.store else str(server.data),
         "metrics": metrics,
         "stop": "Ctrl-C; the next start with the same data folder continues from here",
     }
@@ -74,7 +74,7 @@ def _learned(server: ServiceSettings, version: int) -> str:
     if not version:
         return ""
     with suppress(StoreError, OSError):
-        classes = len(VersionStore(server.data).manifest(version).classes)
+        classes = len(VersionStore(server.open_storage()).manifest(version).classes)
         return f"{version}, with {classes} class{'es' if classes != 1 else ''}"
     return str(version)
 

@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 
 from models import errors as core
 from models.files import is_unusable
+from models.storage import is_unavailable
 from service import errors
 from service.wire.problems import Problem
 from tasks import errors as task_errors
@@ -45,6 +46,7 @@ TABLE: list[tuple[type[core.OpenWorldError], int, str, str]] = [
     (errors.DeadlinePassed, 504, "deadline_passed", "The deadline has passed"),
     (errors.ClientDisconnected, 499, "abandoned", "The client disconnected"),
     (errors.StorageUnavailable, 507, "storage_unavailable", "The data folder is full or cannot be used"),
+    (errors.ObjectStoreDown, 503, "store_unavailable", "The object store does not answer"),
     (errors.VersionUnusable, 409, "version_unusable", "The version cannot be loaded"),
     (core.CorruptVersion, 409, "version_unusable", "The version cannot be loaded"),
     (core.StaleParent, 409, "version_conflict", "Another version became current"),
@@ -62,6 +64,7 @@ TABLE: list[tuple[type[core.OpenWorldError], int, str, str]] = [
 ]
 
 
+STORE_UNAVAILABLE = errors.ObjectStoreDown("predictions go on; send the request again later")
 STORAGE_UNAVAILABLE = errors.StorageUnavailable(
     "an operator must free space or restore the right to write: see the server's log for this request id"
 )
@@ -69,8 +72,8 @@ STORAGE_UNAVAILABLE = errors.StorageUnavailable(
 
 def problem_of(error: BaseException) -> Problem:
     status, code, title = _entry(error)
-    if status == 500 and is_unusable(error):  # whatever part of the server found it
-        error = STORAGE_UNAVAILABLE
+    if status == 500 and (is_unavailable(error) or is_unusable(error)):  # whatever part of the server found it
+        error = STORE_UNAVAILABLE if is_unavailable(error) else STORAGE_UNAVAILABLE
         status, code, title = _entry(error)
     detail = str(error) if status != 500 else "see the server's log for this request id"
     lines: list[str] | None = None

@@ -227,7 +227,7 @@ class ActiveVersion:
     def _load(self, number: int) -> tuple[ServableModel, Manifest]:
         """The model of a version, warmed up, and its manifest. Call it in a thread."""
         started = time.monotonic()
-        recorded = recorded_backbone(self.store.root)
+        recorded = recorded_backbone(self.store.storage)
         loaded = self._models.load(number, expect_backbone=recorded.sha256 if recorded else None)
         predictor = Predictor.from_version(loaded, self._runtimes, self._limits)
         self._warm_up(predictor)

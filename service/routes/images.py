@@ -103,7 +103,7 @@ async def image(container: ContainerDep, key: OperateKey, sha256: ShaPath) -> Im
 async def thumbnail(
     request: Request, container: ContainerDep, key: LabelKey, sha256: ShaPath, size: SizeQuery = DEFAULT_SIZE
 ) -> Response:
-    images = ImageStore(container.settings.data)
+    images = container.images
     # Even when the client or this server has it cached: an erased image must not be shown.
     if await asyncio.to_thread(images.find, sha256) is None:
         raise _unknown(sha256)
@@ -129,9 +129,9 @@ async def delete(
     references, novel = await container.ask_queue(_references, container, sha256)
     if references.stored and references.dependents and not force:
         raise ImageInUse("this image is in use: add force=true to remove it", references.dependents)
-    if references.stored is None and container.settings.data.exists():
+    if references.stored is None and container.storage.root.exists():
         # The inbox or the memory of another server may have it: that server follows the log.
-        await asyncio.to_thread(record_erasure, container.settings.data, [sha256], key.name)
+        await asyncio.to_thread(record_erasure, container.storage, [sha256], key.name)
     removed = await container.ask_queue(_retention(container).remove, sha256, key.name)
     erased = (await container.erase_images([sha256]))._replace(novelties=int(novel))
     if not (removed or novel or erased.recent):

@@ -171,7 +171,7 @@ async def delete(container: ContainerDep, key: LabelKey, inbox: InboxDep, id: Id
     """Also from the recent predictions. A copy that a task submitted stays: see DELETE /images/{sha256}."""
     if await asyncio.to_thread(inbox.get, id) is None:
         raise _unknown(id)
-    await asyncio.to_thread(record_erasure, container.settings.data, [id], key.name)
+    await asyncio.to_thread(record_erasure, container.storage, [id], key.name)
     await container.erase_images([id])
 
 

@@ -25,7 +25,6 @@ from service.task_events import TaskStream
 from service.wire.tasks import Labels, TaskAnswer, TaskPage
 from tasks.batch import LabelledBatch
 from tasks.errors import BatchError
-from tasks.images import ImageStore
 from tasks.queue import STATES, Task, TaskState
 
 log = logging.getLogger(__name__)
@@ -67,7 +66,7 @@ async def submit(
     queue = container.queue()
     with container.uploads.enter(key.name) as permit:
         folder, limits, pace = container.settings.data, container.batch_limits, container.upload_pace
-        await asyncio.to_thread(open_data_folder, folder)
+        await asyncio.to_thread(open_data_folder, container.storage)
         async with receive_batch(request, limits, permit, pace, folder, container.find_image) as received:
             manifest, batch = await container.uploads.run(key.name, lambda: _check_and_store(container, received))
     task = Task.of(batch, key.name, manifest.version if manifest else 0)
@@ -103,9 +102,8 @@ def _is_learned(container: Container, task_id: str) -> bool:
 
 
 def _store(container: Container, batch: LabelledBatch) -> None:
-    images = ImageStore(container.settings.data)
     for image in batch.images:
-        images.put(batch.read(image.sha256))
+        container.images.put(batch.read(image.sha256))
 
 
 @router.get("/tasks", summary="Tasks, newest first", responses=documented(401, 404, 422, 503))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from pathlib import Path as FilePath
 from typing import Annotated, Any
 
 import numpy as np
@@ -12,6 +11,7 @@ from cachetools import TTLCache, cached
 from fastapi import APIRouter, Path, Query, Request
 
 from models.inference.novelty import SUMMARIES
+from models.storage import Storage
 from models.versions.contents import HEADS, PROVISIONAL, decode_tensors
 from models.versions.disk_usage import disk_usage
 from models.versions.history import history
@@ -75,14 +75,14 @@ def _versions(active: ActiveVersion) -> Versions:
         problem=failure,
         versions=[_summary(entry, serving, failure) for entry in history(store, serving)],
         history=[PromotionEntry(**line.model_dump()) for line in store.log()],
-        disk=DiskUsage(**_recent_disk_usage(store.root, serving)),
+        disk=DiskUsage(**_recent_disk_usage(store.storage, serving)),
     )
 
 
 @cached(TTLCache(4, DISK_USAGE_SECONDS), lock=threading.Lock())
-def _recent_disk_usage(root: FilePath, serving: int) -> dict[str, int]:
+def _recent_disk_usage(storage: Storage, serving: int) -> dict[str, int]:
     """Of the last seconds, but not of the time before the served version."""
-    return disk_usage(root)
+    return disk_usage(storage)
 
 
 def _summary(entry: dict[str, Any], serving: int, failure: LoadProblem | None) -> VersionSummary:
@@ -128,7 +128,7 @@ def version_detail(store: VersionStore, number: int) -> VersionDetail:
         reference=novelty["known"],
         simulated=novelty["simulated"],
         reports=[TaskReport(**row) for row in metrics.get("tasks", [])],
-        advice=_advice(metrics.get("advice"), ImageStore(store.root)),
+        advice=_advice(metrics.get("advice"), ImageStore(store.storage)),
         edit=metrics.get("edit"),
         learned=metrics.get("images_per_class", {}),
         capacity=metrics.get("capacity", {}),

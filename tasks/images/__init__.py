@@ -3,7 +3,14 @@
 `FeatureCache` keeps what was computed from them.
 """
 
-from tasks.images.erasures import ErasureFollower, erased_at, erased_images, record_erasure
+from tasks.images.erasures import (
+    ErasureFollower,
+    KeptImages,
+    erase_copies,
+    erased_at,
+    erased_images,
+    record_erasure,
+)
 from tasks.images.feature_cache import FeatureCache, cache_files, erase_cached
 from tasks.images.retention import Expired, ImageReferences, Retention
 from tasks.images.store import ImageStore, StoredImage

@@ -1,26 +1,33 @@
-"""The log of erased images: `<data>/erasures.jsonl`, append-only, with hashes only.
+"""The log of erased images, append-only, with hashes only.
 
-A line is written before the files are removed. It tells an erased image from a lost one, and a backup that is restored
-does not bring erased images back.
+    <data>/erasures.jsonl        of local files: one line per erasure
+    erasures/000000001.json      of a shared storage: one value per erasure
+
+An entry is written before the images are removed. It tells an erased image from a lost one, and a backup that is
+restored does not bring erased images back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import re
+from collections.abc import Collection, Container
 from contextlib import suppress
 from datetime import UTC, datetime
-from pathlib import Path
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, ValidationError
 
 from models.errors import StoreError
 from models.files import append_durable, file_lock, fsync_folder
+from models.storage import DataFolder, Storage, storage_of
+from tasks.images.feature_cache import erase_cached
+from tasks.images.store import ImageStore
 
 LOG = "erasures.jsonl"
+FOLDER = "erasures/"
 
 
 class Erasure(BaseModel):
-    """A line of the log."""
+    """An entry of the log."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -29,24 +36,34 @@ class Erasure(BaseModel):
     sha256s: tuple[str, ...]
 
 
-def record_erasure(root: Path, sha256s: Collection[str], by: str) -> None:
+def record_erasure(folder: DataFolder, sha256s: Collection[str], by: str) -> None:
     """Log that these images are about to be removed."""
     if not sha256s:
         return
-    path = root / LOG
-    line = Erasure(time=datetime.now(UTC), by=by, sha256s=tuple(sorted(sha256s)))
+    storage = storage_of(folder)
+    data = Erasure(time=datetime.now(UTC), by=by, sha256s=tuple(sorted(sha256s))).model_dump_json().encode()
+    path = storage.root / LOG
     try:
+        if storage.shared:
+            number = max(_numbers(storage), default=0) + 1
+            while not storage.put_if_absent(_entry_key(number), data):
+                number += 1
+            return
         with file_lock(path):
-            append_durable(path, line.model_dump_json().encode())
-            fsync_folder(root)
+            append_durable(path, data)
+            fsync_folder(storage.root)
     except OSError as error:
-        raise StoreError(f"{path} cannot be written ({error}): nothing is removed") from error
+        place = storage.location(FOLDER if storage.shared else LOG)
+        raise StoreError(f"{place} cannot be written ({error}): nothing is removed") from error
 
 
-def erasures(root: Path) -> list[Erasure]:
+def erasures(folder: DataFolder) -> list[Erasure]:
     """Every erasure, oldest first; an incomplete line was cut off by a crash, before anything was removed."""
+    storage = storage_of(folder)
+    if storage.shared:
+        return [found for number in _numbers(storage) for found in _parse(storage.get(_entry_key(number)))]
     try:
-        return _parse((root / LOG).read_bytes())
+        return _parse((storage.root / LOG).read_bytes())
     except FileNotFoundError:
         return []
 
@@ -59,20 +76,38 @@ def _parse(data: bytes) -> list[Erasure]:
     return found
 
 
-def erased_at(root: Path) -> dict[str, float]:
+def _numbers(storage: Storage) -> list[int]:
+    found = (re.fullmatch(rf"{FOLDER}([0-9]{{9,}})\.json", entry.key) for entry in storage.list(FOLDER))
+    return sorted(int(number[1]) for number in found if number)
+
+
+def _entry_key(number: int) -> str:
+    return f"{FOLDER}{number:09d}.json"
+
+
+def erased_at(folder: DataFolder) -> dict[str, float]:
     """Image -> when it was last erased, in seconds since the epoch."""
-    return {sha256: erasure.time.timestamp() for erasure in erasures(root) for sha256 in erasure.sha256s}
+    return {sha256: erasure.time.timestamp() for erasure in erasures(folder) for sha256 in erasure.sha256s}
+
+
+def erased_images(folder: DataFolder) -> set[str]:
+    """The images that were ever erased; one that was submitted again since is among them."""
+    return {sha256 for erasure in erasures(folder) for sha256 in erasure.sha256s}
 
 
 class ErasureFollower:
     """Reads the erasures that are logged from now on. The log is how servers of one folder tell each other."""
 
-    def __init__(self, root: Path) -> None:
-        self._path = root / LOG
+    def __init__(self, folder: DataFolder) -> None:
+        self._storage = storage_of(folder)
+        self._path = self._storage.root / LOG
+        self._next = max(_numbers(self._storage), default=0) + 1 if self._storage.shared else 0
         self._offset = self._size()
 
     def new(self) -> set[str]:
         """The images that were erased since the last call."""
+        if self._storage.shared:
+            return {sha256 for erasure in self._new_entries() for sha256 in erasure.sha256s}
         if self._size() <= self._offset:
             return set()
         with self._path.open("rb") as file:
@@ -82,6 +117,15 @@ class ErasureFollower:
         self._offset += len(complete)
         return {sha256 for erasure in _parse(complete) for sha256 in erasure.sha256s}
 
+    def _new_entries(self) -> list[Erasure]:
+        """Asks for the next number only: one request if there is nothing new, and no listing."""
+        found: list[Erasure] = []
+        with suppress(FileNotFoundError):
+            while True:
+                found += _parse(self._storage.get(_entry_key(self._next)))
+                self._next += 1
+        return found
+
     def _size(self) -> int:
         try:
             return self._path.stat().st_size
@@ -89,6 +133,23 @@ class ErasureFollower:
             return 0
 
 
-def erased_images(root: Path) -> set[str]:
-    """The images that were ever erased; one that was submitted again since is among them."""
-    return {sha256 for erasure in erasures(root) for sha256 in erasure.sha256s}
+def erase_copies(folder: DataFolder, sha256s: Collection[str]) -> None:
+    """Remove what this machine keeps of images that are not stored any more: local copies, and cached features."""
+    storage = storage_of(folder)
+    images = ImageStore(storage)
+    gone = [sha256 for sha256 in sha256s if sha256 not in images]
+    images.drop_copies(gone)
+    erase_cached(storage.root, gone)
+
+
+class KeptImages(Container[str]):
+    """The images that a training may use, without a request for each: all but the erased ones.
+
+    Every removal is logged before it happens. An image that was lost otherwise is found out when it is read.
+    """
+
+    def __init__(self, folder: DataFolder) -> None:
+        self._images, self._erased = ImageStore(folder), erased_images(folder)
+
+    def __contains__(self, sha256: object) -> bool:
+        return sha256 not in self._erased or sha256 in self._images

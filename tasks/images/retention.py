@@ -61,7 +61,7 @@ class Retention:
 
     def __init__(self, store: VersionStore, unfinished_images: UnfinishedImages = dict) -> None:
         self._store, self._unfinished_images = store, unfinished_images
-        self._images = ImageStore(store.root)
+        self._images = ImageStore(store.storage)
 
     def references(self, sha256: str) -> ImageReferences:
         """Find everything that refers to an image: versions on disk, and unfinished tasks."""
@@ -109,7 +109,7 @@ class Retention:
         return erased
 
     def _erase(self, images: Collection[StoredImage], by: str) -> list[StoredImage]:
-        record_erasure(self._store.root, [image.sha256 for image in images], by)
+        record_erasure(self._store.storage, [image.sha256 for image in images], by)
         erased = self._images.erase(images)
         erase_cached(self._store.root, [image.sha256 for image in erased])
         return erased

@@ -1,4 +1,4 @@
-"""The image store: encoded images on disk, named by their sha256. Tasks and versions refer to images by this key.
+"""The image store: encoded images, named by their sha256. Tasks and versions refer to images by this key.
 
 When `put` returns, the image survives a power cut. `read` never returns bytes other than those that were put.
 """
@@ -6,18 +6,17 @@ When `put` returns, the image survives a power cut. `read` never returns bytes o
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from pathlib import Path
 from typing import NamedTuple
 
 from models.errors import StoreError
 from models.files import sha256_bytes
-from models.storage import LocalFiles
+from models.storage import DataFolder, storage_of
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")  # only such a key may become part of a path
 
 
 class StoredImage(NamedTuple):
-    """A file of the image store."""
+    """An image of the image store."""
 
     sha256: str
     bytes: int
@@ -25,20 +24,22 @@ class StoredImage(NamedTuple):
 
 
 class ImageStore:
-    """Images under `<root>/images/ab/<sha256>`."""
+    """Images under `images/ab/<sha256>`."""
 
-    def __init__(self, root: Path) -> None:
-        self._storage = LocalFiles(root)
+    def __init__(self, folder: DataFolder) -> None:
+        self._storage = storage_of(folder)
 
     def __repr__(self) -> str:
-        return f"ImageStore({str(self._storage.root)!r})"
+        return f"ImageStore({self._storage.location('')!r})"
 
     def put(self, data: bytes) -> str:
         """Store an image and return its sha256. A second call repairs a damaged file and renews its time."""
         sha = sha256_bytes(data)
         key = _key(sha)
         try:
-            if not self._storage.put_if_absent(key, data):
+            if self._storage.shared:
+                self._storage.put(key, data)  # one request, which also repairs it and renews its time
+            elif not self._storage.put_if_absent(key, data):
                 with suppress(PermissionError, FileNotFoundError):  # the file of another user keeps its age
                     self._storage.compare_and_set(key, self._storage.get(key), data)
                 self._storage.put_if_absent(key, data)  # it may have been removed since
@@ -79,6 +80,10 @@ class ImageStore:
         erased = list(images)
         self._delete([image.sha256 for image in erased])
         return erased
+
+    def drop_copies(self, shas: Iterable[str]) -> None:
+        """Remove local copies of images that another machine has erased."""
+        self._storage.drop_copies(_key(sha) for sha in shas)
 
     def remove(self, sha: str) -> None:
         """Delete an image that nothing refers to. Idempotent, so that a repeated clean-up can finish."""

@@ -1,4 +1,4 @@
-"""The storage interface on local files: every write is complete or absent, and no key is created twice."""
+"""The storage interface, on local files and on a real object store: no value is created twice or replaced blindly."""
 
 import os
 import threading
@@ -8,11 +8,7 @@ import pytest
 
 from models import files
 from models.storage import LocalFiles, Storage
-
-
-@pytest.fixture
-def storage(tmp_path: Path) -> Storage:
-    return LocalFiles(tmp_path / "data")
+from tests.support.object_stores import seaweedfs, storage  # noqa: F401
 
 
 def test_a_value_is_put_once_and_read_back(storage: Storage) -> None:
@@ -36,13 +32,10 @@ def test_a_value_is_replaced_only_if_it_is_the_expected_one(storage: Storage) ->
     assert storage.get("CURRENT") == b"2"
 
 
-def test_replacing_a_value_by_itself_renews_its_time(storage: Storage, tmp_path: Path) -> None:
-    storage.put_if_absent("a", b"1")
-    os.utime(tmp_path / "data" / "a", (0, 0))
-    assert storage.compare_and_set("a", b"1", b"1")
-    found = storage.find("a")
-    assert found is not None
-    assert found.time > 0
+def test_a_value_that_any_writer_may_replace_is_put_whatever_was_there(storage: Storage) -> None:
+    for value in (b"1", b"", b"2"):
+        storage.put("work/task/phase", value)
+        assert storage.get("work/task/phase") == value
 
 
 @pytest.mark.parametrize("call", ["put_if_absent", "compare_and_set"])
@@ -67,10 +60,9 @@ def test_exactly_one_of_several_concurrent_writers_succeeds(storage: Storage, ca
     assert storage.get("a") == str(winner).encode()
 
 
-def test_values_are_listed_by_the_beginning_of_their_keys(storage: Storage, tmp_path: Path) -> None:
+def test_values_are_listed_by_the_beginning_of_their_keys(storage: Storage) -> None:
     for key in ("tasks/ab", "tasks/ac", "tasks/b/deep", "other"):
         storage.put_if_absent(key, b"x")
-    (tmp_path / "data" / "tasks" / ".ab.0123.tmp").write_bytes(b"being written")
     assert {found.key for found in storage.list("tasks/")} == {"tasks/ab", "tasks/ac", "tasks/b/deep"}
     assert {found.key for found in storage.list("tasks/a")} == {"tasks/ab", "tasks/ac"}
     assert "other" in {found.key for found in storage.list("")}
@@ -85,11 +77,40 @@ def test_deleting_ignores_keys_that_do_not_exist(storage: Storage) -> None:
     assert storage.put_if_absent("a/one", b"again")
 
 
+def test_a_value_with_its_hash_in_its_name_has_a_local_file(storage: Storage) -> None:
+    key = f"graphs/{files.sha256_bytes(b'a graph')}.onnx"
+    with pytest.raises(FileNotFoundError):
+        storage.local_path(key).read_bytes()
+    storage.put(key, b"a graph")
+    assert storage.local_path(key).read_bytes() == b"a graph"
+
+
+# Local files only
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> LocalFiles:
+    return LocalFiles(tmp_path / "data")
+
+
+def test_replacing_a_value_by_itself_renews_its_time(local: LocalFiles) -> None:
+    local.put_if_absent("a", b"1")
+    os.utime(local.root / "a", (0, 0))
+    assert local.compare_and_set("a", b"1", b"1")
+    found = local.find("a")
+    assert found is not None
+    assert found.time > 0
+
+
+def test_a_file_that_is_being_written_is_not_listed(local: LocalFiles) -> None:
+    local.put_if_absent("tasks/ab", b"x")
+    (local.root / "tasks" / ".ab.0123.tmp").write_bytes(b"being written")
+    assert [found.key for found in local.list("tasks/")] == ["tasks/ab"]
+
+
 @pytest.mark.parametrize("call", ["write", "fsync", "link"])
-def test_a_failed_write_leaves_nothing(
-    storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
-) -> None:
-    storage.put_if_absent("a/first", b"1")
+def test_a_failed_write_leaves_nothing(local: LocalFiles, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    local.put_if_absent("a/first", b"1")
 
     def fail(*arguments: object) -> None:
         raise OSError(28, "No space left on device")
@@ -97,15 +118,15 @@ def test_a_failed_write_leaves_nothing(
     with monkeypatch.context() as patch:
         patch.setattr(files.os, call, fail)
         with pytest.raises(OSError, match="No space"):
-            storage.put_if_absent("a/second", b"2")
-    assert [path.name for path in (tmp_path / "data" / "a").iterdir()] == ["first"]
+            local.put_if_absent("a/second", b"2")
+    assert [path.name for path in (local.root / "a").iterdir()] == ["first"]
 
 
-def test_a_file_system_without_hard_links_is_supported(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_without_hard_links_is_supported(local: LocalFiles, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*arguments: object) -> None:
         raise OSError(files.NO_LINKS[0], "Operation not permitted")
 
     monkeypatch.setattr(files.os, "link", refuse)
-    assert storage.put_if_absent("a", b"1")
-    assert not storage.put_if_absent("a", b"2")
-    assert storage.get("a") == b"1"
+    assert local.put_if_absent("a", b"1")
+    assert not local.put_if_absent("a", b"2")
+    assert local.get("a") == b"1"

@@ -149,7 +149,7 @@ def test_a_disk_that_fills_up_while_images_are_stored_leaves_no_files(
             full()
         return files.create_durable(path, data)
 
-    monkeypatch.setattr("models.storage.create_durable", create)
+    monkeypatch.setattr("models.storage.local_files.create_durable", create)
     before = files_in(first)
     for folder in room:
         code, _, err = run("learn", batches.second, "--data", folder)
@@ -171,7 +171,7 @@ def test_a_disk_that_is_full_at_publication_keeps_the_current_version_and_the_ep
         return files.create_durable(path, content)
 
     with monkeypatch.context() as patch:
-        patch.setattr("models.storage.create_durable", create)
+        patch.setattr("models.storage.local_files.create_durable", create)
         code, _, err = run("learn", batches.second, "--data", data)
     assert code == 2
     assert "the disk is full, nothing was published" in err

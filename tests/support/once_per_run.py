@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -22,6 +24,20 @@ def add_run_folder(config: pytest.Config) -> None:
     folder = tempfile.mkdtemp(prefix="test-run-")
     os.environ[VARIABLE] = folder
     config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+    config.add_cleanup(lambda: stop_recorded(Path(folder)))  # runs before the one above
+
+
+def record_process(pid: int) -> None:
+    """A process that the other processes of the run use: it is ended with the run, by its id."""
+    folder = Path(os.environ[VARIABLE]) / "processes"
+    folder.mkdir(exist_ok=True)
+    (folder / str(pid)).touch()
+
+
+def stop_recorded(folder: Path) -> None:
+    for path in (folder / "processes").glob("*"):
+        with suppress(ProcessLookupError):
+            os.kill(int(path.name), signal.SIGKILL)
 
 
 def made_once(name: str, make: Callable[[Path], object]) -> Path:

@@ -1,14 +1,16 @@
 """Version stores of small tensors, and a process that publishes and can be killed at any step."""
 
+import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from models.storage import LocalFiles
+from models.storage import DataFolder, LocalFiles, storage_of
 from models.versions.class_ids import samples_by_name
 from models.versions.manifest import Manifest
 from models.versions.store import VersionStore
@@ -18,26 +20,31 @@ from tests.support.paths import ROOT
 TENSORS = {"head.0": np.arange(6, dtype=np.float32).reshape(2, 3), "mask": np.array([True, False])}
 SAMPLES = {"memory": [["cat", "ab12"]]}
 
-# Publishes a version; kills itself at a step, or waits for a line of input ("race").
+# Publishes a version; kills itself at a step, or waits there ("logged stopped") or before ("race") for a line of input.
 TRAINER = """
 import os, signal, sys
 from pathlib import Path
 import numpy as np
 from models.errors import StaleParent
+from models.storage import open_storage
 from models.versions.manifest import Manifest
 from models.versions.store import VersionStore
 
 root, manifest, die_at = Path(sys.argv[1]), Manifest.from_json(sys.argv[2].encode()), sys.argv[3]
+store = VersionStore(open_storage(root, sys.argv[4]), lambda step: on_step(step))
 
 def on_step(step):
     if step == die_at:
         os.kill(os.getpid(), signal.SIGKILL)
+    if step + " stopped" == die_at:
+        print("stopped", flush=True)
+        sys.stdin.readline()
 
 if die_at == "race":
     print("ready", flush=True)
     sys.stdin.readline()
 try:
-    print(VersionStore(root, on_step).publish(manifest, {"w": np.ones(3)}, {}).version)
+    print(store.publish(manifest, {"w": np.ones(3)}, {}).version)
 except StaleParent:
     print("stale")
 """
@@ -47,9 +54,20 @@ def publish(store: VersionStore, task_id: str, parent: int | None, **changes: An
     return store.publish(make_manifest(task_id, parent, **changes), TENSORS, SAMPLES).version
 
 
-def start_trainer(root: Path, manifest: Manifest, die_at: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", TRAINER, str(root), manifest.to_json().decode(), die_at]
-    return subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+def start_trainer(
+    folder: DataFolder, manifest: Manifest, die_at: str, environment: Mapping[str, str] | None = None
+) -> subprocess.Popen[str]:
+    storage = storage_of(folder)
+    url = storage.location("").rstrip("/") if storage.shared else ""
+    command = [sys.executable, "-c", TRAINER, str(storage.root), manifest.to_json().decode(), die_at, url]
+    return subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env={**os.environ, **(environment or {})},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
 
 
 def record_reads(patch: pytest.MonkeyPatch) -> list[str]:

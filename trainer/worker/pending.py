@@ -3,9 +3,9 @@
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from pathlib import Path
 
 from models.errors import OpenWorldError, StoreError
+from models.storage import DataFolder, storage_of
 from models.versions.manifest import Manifest
 from models.versions.store import VersionStore
 from tasks.batch import LabelledBatch, LabelledImage
@@ -26,16 +26,16 @@ class PendingTasks:
     """The pending tasks of a data folder, kept in step with the queue. `announce` gets every new version."""
 
     def __init__(
-        self, root: Path, queue: TaskQueue, settings: LearnerSettings, announce: Callable[[int], None]
+        self, folder: DataFolder, queue: TaskQueue, settings: LearnerSettings, announce: Callable[[int], None]
     ) -> None:
-        self._root, self._queue, self._settings, self._announce = root, queue, settings, announce
+        self._storage, self._queue, self._settings, self._announce = storage_of(folder), queue, settings, announce
         self._waiting: list[Task] = []  # those that are pending, or cannot be
 
     def publish_waiting(self) -> None:
         """Publish provisional versions of the tasks that wait."""
         before, self._waiting = self._waiting, self._queue.waiting(known=self._waiting)
         if tasks := [task for task in self._waiting if task not in before]:
-            self._change(submissions_of(self._root, tasks), [])
+            self._change(submissions_of(self._storage, tasks), [])
 
     def drop_cancelled(self) -> None:
         """Publish a version without the tasks that were cancelled."""
@@ -50,13 +50,13 @@ class PendingTasks:
 
     def _current(self) -> Manifest | None:
         with suppress(StoreError):  # damaged: the training reports it
-            return VersionStore(self._root).current_manifest()
+            return VersionStore(self._storage).current_manifest()
         return None
 
     def _change(self, added: Sequence[Submission], dropped: Sequence[str]) -> None:
-        store = VersionStore(self._root)
+        store = VersionStore(self._storage)
         try:
-            with training_lock(self._root):
+            with training_lock(self._storage):
                 parent = Parent.load(store)
                 configure_torch(self._settings)
                 backbone = backbone_of(store, self._settings, parent.manifest)
@@ -76,23 +76,23 @@ class PendingTasks:
             self._announce(current.version)
 
 
-def submissions_of(root: Path, tasks: Iterable[Task]) -> list[Submission]:
+def submissions_of(folder: DataFolder, tasks: Iterable[Task]) -> list[Submission]:
     """The batches of tasks; without damaged ones, whose own training reports it."""
     found = []
     for task in tasks:
         with suppress(StoreError):
-            found.append(submission_of(root, task))
+            found.append(submission_of(folder, task))
     return found
 
 
-def submission_of(root: Path, task: Task) -> Submission:
+def submission_of(folder: DataFolder, task: Task) -> Submission:
     """The batch of a task, whose images are in the image store."""
     images = tuple(
         LabelledImage(sha, name, f"image {sha[:12]}")
         for name, keys in sorted(task.classes.items())
         for sha in sorted(keys)
     )
-    batch = LabelledBatch(images, ImageStore(root).read, task.duplicates)
+    batch = LabelledBatch(images, ImageStore(folder).read, task.duplicates)
     if batch.sha256 != task.batch_sha256:
         raise StoreError(f"the images of task {task.id} are not those that were submitted: submit the batch again")
     return Submission(batch, task.submission, task.submitted_at)

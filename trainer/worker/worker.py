@@ -16,18 +16,19 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 from typing import Literal, Self
 
-from models import files
 from models.backoff import Backoff
 from models.errors import OpenWorldError, StoreError
 from models.files import is_full
+from models.storage import DataFolder, Storage, is_unavailable, storage_of
 from models.versions.store import VersionStore
 from tasks.errors import BatchError, LeaseLost, QueueUnavailable, UnknownTask
+from tasks.images import ErasureFollower, erase_copies, erased_images
 from tasks.queue import Lease, Task, TaskProgress, TaskQueue
 from trainer.context import prepare_backbone
 from trainer.data_folder import Turn, training_lock
+from trainer.learning.checkpoint import checkpointed_tasks, remove_checkpoint
 from trainer.learning.progress import Event
 from trainer.learning.settings import LearnerSettings
 from trainer.parent import Submission
@@ -56,8 +57,8 @@ class _LeaseGone(_Interrupted):
     """Another worker holds the task."""
 
 
-class _DiskFull(_Interrupted):
-    """The task waits until there is space: that is no failed attempt."""
+class _CannotWrite(_Interrupted):
+    """The task waits until there is space, or the object store answers: that is no failed attempt."""
 
 
 class Worker:
@@ -65,7 +66,7 @@ class Worker:
 
     def __init__(
         self,
-        root: Path,
+        folder: DataFolder,
         queue: TaskQueue,
         settings: LearnerSettings,
         name: str,
@@ -74,10 +75,10 @@ class Worker:
         *,
         provisional: bool = True,
     ) -> None:
-        self._root, self._queue, self._settings, self._name = root, queue, settings, name
+        self._storage, self._queue, self._settings, self._name = storage_of(folder), queue, settings, name
         self._metrics, self._announce = metrics, announce
         self._provisional = provisional and settings.weighs_frozen_evidence
-        self._pending = PendingTasks(root, queue, settings, announce)
+        self._pending = PendingTasks(self._storage, queue, settings, announce)
         self._disk_backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
         self._stopping = threading.Event()
         self._preparing: int | None = None  # the thread that exports the backbone, which has no units of work
@@ -92,11 +93,13 @@ class Worker:
         """Work on tasks until `stop` is called."""
         log.info("waiting for tasks")
         with suppress(StoreError):  # show the metrics of the current version again after a restart
-            if (current := VersionStore(self._root).current_manifest()) is not None:
+            if (current := VersionStore(self._storage).current_manifest()) is not None:
                 self._metrics.update_version(current)
         backoff, prepared = Backoff(FIRST_PAUSE, LONGEST_PAUSE), False
+        erasures = _RemoteErasures(self._storage)
         while not self._stopping.is_set():
             self._metrics.beat()
+            erasures.apply()
             try:
                 self._metrics.update_queue(self._queue)
                 self._pending.drop_cancelled()
@@ -122,7 +125,7 @@ class Worker:
     def _prepare(self) -> None:
         """While no task waits, do for a new data folder what its first task would wait for."""
         try:
-            store = VersionStore(self._root)
+            store = VersionStore(self._storage)
             if store.current() is not None:
                 return
             log.info("exporting the backbone for the first task")
@@ -147,8 +150,9 @@ class Worker:
         except _LeaseGone:
             log.warning("another worker took over task %s; dropping it here", task.id)
             return
-        except _DiskFull as error:
-            log.error("task %s waits, the data folder is full or read-only: %s", task.id, error)
+        except _CannotWrite as error:
+            reason = "the data folder is full or read-only" if is_full(error) else "the object store does not answer"
+            log.error("task %s waits, %s: %s", task.id, reason, error)
             report, pause = lease.hand_back, self._disk_backoff.next()
         except _Interrupted:
             log.info("handing task %s back to the queue", task.id)
@@ -165,8 +169,8 @@ class Worker:
         waiting = Event(lease.task.id, "waiting for another training", 0, 0, None, 0.0, None)
         try:
             outcome = learn_batch(
-                self._root,
-                submission_of(self._root, lease.task).batch,
+                self._storage,
+                submission_of(self._storage, lease.task).batch,
                 self._settings,
                 keeper.on_event,
                 images_stored=True,
@@ -174,7 +178,7 @@ class Worker:
                 submitted_at=lease.task.submitted_at,
                 turn=Turn(self._queue.prefix, self._queue.lease_seconds, lambda: keeper.on_event(waiting)),
                 provisional=self._provisional,
-                waiting=lambda: submissions_of(self._root, keeper.waiting),
+                waiting=lambda: submissions_of(self._storage, keeper.waiting),
                 on_provisional=partial(self._on_provisional, keeper),
             )
         except BatchError as error:
@@ -182,8 +186,8 @@ class Worker:
         except RefinementDropped as error:
             return self._failure(lease, str(error), retry=False)
         except Exception as error:
-            if is_full(error):
-                raise _DiskFull(str(error)) from error
+            if is_full(error) or is_unavailable(error):
+                raise _CannotWrite(str(error)) from error
             if isinstance(error, OpenWorldError):
                 return self._failure(lease, str(error), retry=True)
             log.exception("task %s failed", lease.task.id)
@@ -220,14 +224,14 @@ class Worker:
 
         Call it after a version was published: until then a rejected, failed or cancelled task could resume from there.
         """
-        with suppress(OSError, StoreError, QueueUnavailable), training_lock(self._root):
-            for folder in filter(Path.is_dir, (self._root / "work").iterdir()):
+        with suppress(OSError, StoreError, QueueUnavailable), training_lock(self._storage):
+            for task_id in checkpointed_tasks(self._storage):
                 with suppress(UnknownTask):
-                    if self._queue.get(folder.name).ended:
-                        files.remove(folder)
+                    if self._queue.get(task_id).ended:
+                        remove_checkpoint(self._storage, task_id)
 
     def _failure(self, lease: Lease, reason: str, retry: bool) -> Report:
-        version = VersionStore(self._root).find_task(lease.task.id, lease.task.submission)
+        version = VersionStore(self._storage).find_task(lease.task.id, lease.task.submission)
         if version is None:
             return lambda: lease.fail(reason, retry=retry)
         # The version was published before the error: the task is learned.
@@ -251,6 +255,26 @@ class Worker:
                 log.warning("%s; trying again in %.0f s", error, pause)
                 if self._stopping.wait(pause):
                     return None  # the next worker finds the version or the checkpoint
+
+
+class _RemoteErasures:
+    """Removes what this machine keeps of images that were erased through a server on another one."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self._follower: ErasureFollower | None = None
+
+    def apply(self) -> None:
+        if not self._storage.shared:
+            return  # the server that erases an image has the same folder
+        try:
+            if self._follower is None:
+                follower = ErasureFollower(self._storage)
+                erase_copies(self._storage, erased_images(self._storage))
+                self._follower = follower
+            erase_copies(self._storage, self._follower.new())
+        except (OSError, StoreError) as error:
+            log.error("copies of erased images may remain on this machine: %s", error)
 
 
 class _LeaseKeeper:

@@ -92,8 +92,9 @@ def test_a_version_that_does_not_exist_cannot_be_activated(store: VersionStore) 
 def test_a_rejected_task_is_stored_with_its_reason_and_is_not_current(store: VersionStore) -> None:
     publish(store, "task-1", None)
     for reason in ("accuracy fell", "forgets cats"):
-        path = store.reject(make_manifest("task-2", 1), TENSORS, SAMPLES, reason)
-    assert path == store.root / "rejected/task-2.json"
+        place = store.reject(make_manifest("task-2", 1), TENSORS, SAMPLES, reason)
+    path = store.root / "rejected/task-2.json"
+    assert place == str(path)
     kept = Manifest.from_json(path.read_bytes())
     assert kept.metrics == {"accuracy": 0.9, "rejected": "forgets cats"}
     assert kept.files.keys() == {"heads", "samples"}

@@ -1,0 +1,197 @@
+"""Versions in a real object store: the promises hold without a lock, between machines, and when writers are killed."""
+
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from models.errors import FormatError, StaleParent
+from models.storage import Storage, open_storage
+from models.versions import pruning
+from models.versions.data_format import FORMAT, open_data_folder
+from models.versions.folder_id import folder_id
+from models.versions.promotions import Promotion, effective
+from models.versions.store import VersionStore
+from tests.support.manifests import make_manifest
+from tests.support.object_stores import SeaweedFS, environment_of, new_bucket, seaweedfs  # noqa: F401
+from tests.support.version_stores import SAMPLES, TENSORS, publish, start_trainer
+
+STEPS = ["started", "written", "numbered", "logged", "promoted"]
+
+
+@pytest.fixture
+def url(seaweedfs: int) -> str:  # noqa: F811
+    return new_bucket()
+
+
+@pytest.fixture
+def store(url: str, tmp_path: Path) -> VersionStore:
+    """An empty store, as the first machine sees it."""
+    return VersionStore(open_storage(tmp_path / "first", url))
+
+
+def of_another_machine(store: VersionStore, tmp_path: Path) -> VersionStore:
+    """The same versions through another storage object, with an empty local folder."""
+    return VersionStore(open_storage(tmp_path / "another", store.storage.location("").rstrip("/")))
+
+
+def test_another_machine_with_an_empty_folder_sees_the_same_versions(store: VersionStore, tmp_path: Path) -> None:
+    graph = store.add_graph(b"a graph")
+    publish(store, "task-1", None, graphs={"trunk": graph})
+    publish(store, "task-2", 1, graphs={"trunk": graph})
+    other = of_another_machine(store, tmp_path)
+    assert (other.current(), other.versions(), other.lineage()) == (2, [1, 2], [2, 1])
+    assert other.load().tensors.keys() == TENSORS.keys()
+    assert other.load().samples == SAMPLES
+    assert other.graph_path(graph).read_bytes() == b"a graph"
+    other.activate(1, "operator", "roll back")
+    assert store.current() == 1
+    assert [(line.previous, line.version) for line in store.log()] == [(None, 1), (1, 2), (2, 1)]
+    assert other.find_task("task-2") is None
+    assert folder_id(store.storage) == folder_id(other.storage)
+
+
+def test_a_swap_reads_only_what_is_new_and_lists_nothing(
+    store: VersionStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(store, "task-1", None)
+    other = of_another_machine(store, tmp_path)
+    other.load()
+    publish(store, "task-2", 1)  # with the same tensors and samples
+    requests: list[str] = []
+    fetch = type(other.storage)._fetch  # type: ignore[attr-defined]
+    monkeypatch.setattr(type(other.storage), "_fetch", lambda self, key: requests.append(key) or fetch(self, key))
+    monkeypatch.setattr(type(other.storage), "list", lambda self, prefix: pytest.fail("a swap lists nothing"))
+    assert other.load(other.current()).manifest.version == 2
+    assert requests == ["CURRENT", "versions/000002.json"]
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_trainer_killed_at_any_step_publishes_its_task_exactly_once(store: VersionStore, step: str) -> None:
+    publish(store, "task-1", None)
+    manifest = make_manifest("killed", 1)
+    trainer = start_trainer(store.storage, manifest, step)
+    assert trainer.communicate(timeout=60)[0] == ""
+    assert trainer.returncode == -signal.SIGKILL
+    assert store.current() == (store.find_task("killed") or 1)
+    assert store.log()[-1].version == store.current()
+    store.load()
+    if step == "promoted":
+        with pytest.raises(StaleParent):
+            store.publish(manifest, TENSORS, SAMPLES)
+    else:
+        assert store.find_task("killed") is None
+        store.publish(manifest, TENSORS, SAMPLES)
+    assert store.load().manifest.task_id == "killed"
+    assert [line.version for line in store.log()] == [1, store.current()]
+    assert store.find_task("killed") == store.current()
+
+
+def test_exactly_one_of_two_writers_through_two_gateways_succeeds(
+    own_seaweedfs: tuple[SeaweedFS, Storage],
+) -> None:
+    server, storage = own_seaweedfs
+    store, ports = VersionStore(storage), [server.port, server.add_gateway()]
+    parent: int | None = None
+    for generation in (1, 2):
+        racers = [
+            start_trainer(storage, make_manifest(f"g{generation}-{i}", parent), "race", environment_of(ports[i % 2]))
+            for i in range(4)
+        ]
+        for racer in racers:
+            assert racer.stdout is not None
+            assert racer.stdout.readline() == "ready\n"
+        for racer in racers:
+            assert racer.stdin is not None
+            racer.stdin.write("go\n")
+            racer.stdin.flush()
+        answers = [racer.communicate(timeout=60)[0].strip() for racer in racers]
+        assert sorted(answers)[1:] == ["stale"] * 3, answers
+        parent = store.current()
+        assert str(parent) in answers
+    assert [line.version for line in store.log()] == [store.lineage()[1], store.lineage()[0]]
+
+
+@pytest.fixture
+def own_seaweedfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[SeaweedFS, Storage]]:
+    """A server of this test, and a storage in it."""
+    with SeaweedFS(tmp_path / "seaweedfs") as server:
+        for name, value in environment_of(server.port).items():
+            monkeypatch.setenv(name, value)
+        yield server, open_storage(tmp_path / "data", new_bucket())
+
+
+def test_a_store_that_is_restarted_while_in_use_loses_nothing(own_seaweedfs: tuple[SeaweedFS, Storage]) -> None:
+    server, storage = own_seaweedfs
+    store = VersionStore(storage)
+    publish(store, "task-1", None)
+    trainer = start_trainer(storage, make_manifest("task-2", 1), "written stopped")
+    assert trainer.stdout is not None
+    assert trainer.stdout.readline() == "stopped\n"
+    server.kill()
+    assert trainer.stdin is not None
+    trainer.stdin.write("go on\n")
+    trainer.stdin.flush()
+    time.sleep(0.3)  # the trainer tries in vain
+    server.start()
+    assert trainer.communicate(timeout=60)[0] == "2\n"
+    assert store.current() == 2
+    assert store.load().manifest.task_id == "task-2"
+
+
+@pytest.mark.parametrize("step", ["written", "numbered", "logged"])
+def test_a_stopped_trainer_that_wakes_up_cannot_publish(store: VersionStore, step: str) -> None:
+    """Another trainer has published the task meanwhile, and an operator has rolled that back: A-B-A."""
+    publish(store, "task-1", None)
+    zombie = start_trainer(store.storage, make_manifest("task-2", 1, submission="s"), f"{step} stopped")
+    assert zombie.stdout is not None
+    assert zombie.stdout.readline() == "stopped\n"
+    published = store.publish(make_manifest("task-2", 1, submission="s"), TENSORS, SAMPLES).version
+    store.activate(1, "operator", "roll back")
+    assert zombie.communicate("go on\n", timeout=60)[0] == "stale\n"
+    assert store.current() == 1
+    with pytest.raises(StaleParent, match=f"published as version {published} already"):
+        store.publish(make_manifest("task-2", 1, submission="s"), TENSORS, SAMPLES)
+    assert [line.version for line in store.log()] == [1, published, 1]
+
+
+def test_a_writer_that_was_overtaken_leaves_no_gap_in_the_log() -> None:
+    def line(version: int, previous: int | None) -> Promotion:
+        return Promotion.model_validate(
+            {"time": "2026-01-01T00:00:00Z", "version": version, "previous": previous, "by": "trainer", "reason": "x"}
+        )
+
+    first, won, lost, last = line(1, None), line(2, 1), line(3, 1), line(4, 2)
+    assert effective([first, won, lost, last], 4) == [first, won, last]
+    assert effective([first, lost, won, last], 4) == [first, won, last]
+    assert effective([first, won, lost], 3) == [first, lost]
+    assert effective([won, line(5, 4)], 5) == [line(5, 4)]  # the promotion of version 4 is lost
+
+
+def test_a_publication_that_began_before_pruning_is_refused(
+    store: VersionStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(store, "task-1", None)
+    slow = start_trainer(store.storage, make_manifest("slow", 1), "numbered stopped")
+    assert slow.stdout is not None
+    assert slow.stdout.readline() == "stopped\n"
+    start_trainer(store.storage, make_manifest("killed", 1), "numbered").communicate(timeout=60)
+    monkeypatch.setattr(pruning, "YOUNG_SECONDS", -5.0)  # the store counts in seconds
+    pruned = pruning.prune(of_another_machine(store, tmp_path), last=1)
+    assert pruned.versions == [2]
+    assert slow.communicate("go on\n", timeout=60)[0] == "stale\n"
+    assert (store.current(), store.versions()) == (1, [1, 3])
+    assert publish(store, "slow", 1) == 4
+    assert store.load().manifest.task_id == "slow"
+
+
+def test_a_store_of_another_format_is_refused(store: VersionStore) -> None:
+    open_data_folder(store.storage)
+    for number, remedy in ((FORMAT - 1, "openworld migrate"), (FORMAT + 1, "upgrade openworld")):
+        store.storage.put("FORMAT", f"{number}\n".encode())
+        with pytest.raises(FormatError, match=remedy):
+            VersionStore(store.storage)
+        with pytest.raises(FormatError, match=remedy):
+            open_data_folder(store.storage)
