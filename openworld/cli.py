@@ -26,6 +26,7 @@ from openworld.commands import (
     demo,
     keys,
     learn,
+    migrate,
     predict,
     prune,
     restore,
@@ -38,6 +39,7 @@ from openworld.commands import (
 from openworld.environment import check_environment
 from tasks.errors import BatchError
 
+COMMANDS = (up, serve, train, learn, teach, predict, versions, keys, check, prune, backup, restore, migrate, demo)
 FAILED, INTERRUPTED = 2, 130
 
 EPILOG = """\
@@ -60,7 +62,7 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"openworld {version('openworld')}")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for command in (up, serve, train, learn, teach, predict, versions, keys, check, prune, backup, restore, demo):
+    for command in COMMANDS:
         name = command.__name__.rpartition(".")[2]
         sub = commands.add_parser(
             name,

@@ -3,6 +3,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.support.object_stores import environment_of, seaweedfs_of_this_run
 from tests.support.once_per_run import add_run_folder
 
 # Settings that learn a task in seconds, on one thread.
@@ -16,6 +17,16 @@ ENVIRONMENT = {
 
 def pytest_configure(config: pytest.Config) -> None:
     add_run_folder(config)
+
+
+@pytest.fixture(scope="session")
+def seaweedfs() -> Iterator[int]:
+    """The port of a real object store, whose variables are in the environment."""
+    port = seaweedfs_of_this_run()
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in environment_of(port).items():
+            patch.setenv(name, value)
+        yield port
 
 
 @pytest.fixture(scope="module")

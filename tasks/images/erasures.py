@@ -46,7 +46,7 @@ def record_erasure(folder: DataFolder, sha256s: Collection[str], by: str) -> Non
     try:
         if storage.shared:
             number = max(_numbers(storage), default=0) + 1
-            while not storage.put_if_absent(_entry_key(number), data):
+            while not storage.put_if_absent(entry_key(number), data):
                 number += 1
             return
         with file_lock(path):
@@ -61,7 +61,7 @@ def erasures(folder: DataFolder) -> list[Erasure]:
     """Every erasure, oldest first; an incomplete line was cut off by a crash, before anything was removed."""
     storage = storage_of(folder)
     if storage.shared:
-        return [found for number in _numbers(storage) for found in _parse(storage.get(_entry_key(number)))]
+        return [found for number in _numbers(storage) for found in _parse(storage.get(entry_key(number)))]
     try:
         return _parse((storage.root / LOG).read_bytes())
     except FileNotFoundError:
@@ -81,7 +81,7 @@ def _numbers(storage: Storage) -> list[int]:
     return sorted(int(number[1]) for number in found if number)
 
 
-def _entry_key(number: int) -> str:
+def entry_key(number: int) -> str:
     return f"{FOLDER}{number:09d}.json"
 
 
@@ -122,7 +122,7 @@ class ErasureFollower:
         found: list[Erasure] = []
         with suppress(FileNotFoundError):
             while True:
-                found += _parse(self._storage.get(_entry_key(self._next)))
+                found += _parse(self._storage.get(entry_key(self._next)))
                 self._next += 1
         return found
 

@@ -7,8 +7,17 @@ from pathlib import Path
 import pytest
 
 from models import files
-from models.storage import LocalFiles, Storage
-from tests.support.object_stores import seaweedfs, storage  # noqa: F401
+from models.storage import LocalFiles, Storage, open_storage
+from tests.support.object_stores import new_bucket
+
+
+@pytest.fixture(params=["local files", "object store"])
+def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
+    """An empty storage of each kind."""
+    if request.param == "local files":
+        return LocalFiles(tmp_path / "data")
+    request.getfixturevalue("seaweedfs")
+    return open_storage(tmp_path / "data", new_bucket())
 
 
 def test_a_value_is_put_once_and_read_back(storage: Storage) -> None:

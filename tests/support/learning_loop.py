@@ -13,6 +13,7 @@ from typing import Any
 import httpx2 as httpx
 
 from models.files import write_durable
+from models.storage import DataFolder, Storage
 from models.versions.folder_id import folder_id
 from models.versions.store import VersionStore
 from openworld.check import check_folder
@@ -45,8 +46,14 @@ class Loop:
     settings: dict[str, str] = field(default_factory=dict)  # environment variables of the next process
     processes: list[Program] = field(default_factory=list)
     url: str = ""
+    storage: Storage | None = None  # an object store in place of the folder
 
-    def start(self, program: str, fault: str = "", victim: int = 0) -> Program:
+    @property
+    def folder(self) -> DataFolder:
+        return self.storage or self.data
+
+    def start(self, program: str, fault: str = "", victim: int = 0, machine: str = "") -> Program:
+        """Start a program, by default on the machine that has the data folder."""
         log = self.data.parent / f"{program}-{len(self.processes)}.log"
         environment = clean_environment()
         environment |= {
@@ -64,7 +71,7 @@ class Loop:
             "HOLD": str(self._hold),
             **self.settings,
         }
-        process = start_program(program, self.data, log, environment)
+        process = start_program(program, self.data.parent / machine if machine else self.data, log, environment)
         self.processes.append(process)
         if program == "serve":
             self.url = address_of(process, log)
@@ -92,7 +99,7 @@ class Loop:
 
     @property
     def queue(self) -> TaskQueue:
-        return TaskQueue(connect(self.redis.url), key_prefix(folder_id(self.data)), lease_seconds=LEASE)
+        return TaskQueue(connect(self.redis.url), key_prefix(folder_id(self.folder)), lease_seconds=LEASE)
 
     def submit(self, files: list[tuple[str, tuple[str, bytes]]], key: str | None = None) -> httpx.Response:
         headers = {"Idempotency-Key": key} if key else {}
@@ -116,7 +123,7 @@ class Loop:
         wait_until(lambda: self.task(id)["progress"] is not None, 60)
 
     def versions_of(self, id: str) -> list[int]:
-        store = VersionStore(self.data)
+        store = VersionStore(self.folder)
         return [n for n in store.versions() if store.manifest(n).has_learned(id)]
 
     def check_learned_once(self, id: str) -> None:
@@ -124,17 +131,17 @@ class Loop:
         task = self.wait_until_ended(id)
         assert task["state"] == "published", task
         assert self.versions_of(id) == [task["version"]]
-        store = VersionStore(self.data)
+        store = VersionStore(self.folder)
         assert [line.version for line in store.log()].count(task["version"]) == 1
         store.load(task["version"])
-        images = ImageStore(self.data)
+        images = ImageStore(self.folder)
         for keys in self.queue.get(id).classes.values():
             for key in keys:
                 images.read(key)
 
     def check(self) -> None:
         """Assert that `openworld check` finds nothing wrong, while the processes run."""
-        report = check_folder(self.data, self.queue)
+        report = check_folder(self.folder, self.queue)
         assert report.problems == [], report.problems
 
 

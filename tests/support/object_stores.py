@@ -1,4 +1,4 @@
-"""Real object stores for the tests: SeaweedFS from its wheel, one per test run, and rclone, which ignores conditions."""
+"""Real object stores: SeaweedFS, started once per test run, and rclone, which ignores the conditions of writes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from urllib.request import urlopen
 import pytest
 
 from models.files import file_lock
-from models.storage import LocalFiles, Storage, open_storage
 from tests.support.once_per_run import VARIABLE, record_process
 from tests.support.waiting import wait_until
 
@@ -168,22 +167,3 @@ def rclone_server(folder: Path) -> Iterator[int]:
     finally:
         process.kill()
         process.wait(20)
-
-
-@pytest.fixture(scope="session")
-def seaweedfs() -> Iterator[int]:
-    """The port of a running store, whose variables are in the environment."""
-    port = seaweedfs_of_this_run()
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in environment_of(port).items():
-            patch.setenv(name, value)
-        yield port
-
-
-@pytest.fixture(params=["local files", "object store"])
-def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
-    """An empty storage of each kind."""
-    if request.param == "local files":
-        return LocalFiles(tmp_path / "data")
-    request.getfixturevalue("seaweedfs")
-    return open_storage(tmp_path / "data", new_bucket())

@@ -15,14 +15,14 @@ from models.versions.folder_id import folder_id
 from models.versions.promotions import Promotion, effective
 from models.versions.store import VersionStore
 from tests.support.manifests import make_manifest
-from tests.support.object_stores import SeaweedFS, environment_of, new_bucket, seaweedfs  # noqa: F401
+from tests.support.object_stores import SeaweedFS, environment_of, new_bucket
 from tests.support.version_stores import SAMPLES, TENSORS, publish, start_trainer
 
 STEPS = ["started", "written", "numbered", "logged", "promoted"]
 
 
 @pytest.fixture
-def url(seaweedfs: int) -> str:  # noqa: F811
+def url(seaweedfs: int) -> str:
     return new_bucket()
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from models.files import sha256_bytes
+from models.storage import LocalFiles
 from models.versions.store import VersionStore
 from openworld.check import check_folder
 from service.container import _clean_up
@@ -177,7 +178,7 @@ def test_an_interrupted_erasure_is_reported_and_completed(tmp_path: Path) -> Non
     record_erasure(tmp_path, [sha256], "operator")
     images.remove(sha256)  # killed here
     assert [finding.code for finding in check_folder(tmp_path, None).problems] == ["orphan_features"]
-    _clean_up(tmp_path)
+    _clean_up(LocalFiles(tmp_path))
     assert list(cache_files(tmp_path)) == []
     assert check_folder(tmp_path, None).problems == []
 
