@@ -50,6 +50,9 @@ class Storage(Protocol):
     def find(self, key: str) -> Stored | None:
         """Size and time of a value; None if the key does not exist."""
 
+    def prefetch(self, keys: Iterable[str]) -> None:
+        """A hint that these values, which are written once, are about to be read."""
+
     def put(self, key: str, data: bytes) -> None:
         """Store a value, whatever the key held before. For values that any writer may replace."""
 

@@ -14,6 +14,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import timedelta
 from errno import EACCES, ENOENT, EREMOTEIO
@@ -43,6 +44,7 @@ CONNECT_SECONDS, READ_SECONDS, REQUEST_SECONDS = 5, 15, 300
 # Values that are written once, under numbers that are not used again; small and read often.
 WRITE_ONCE = ("versions/", "promotions/", "erasures/")
 WRITE_ONCE_BYTES = 64 * 2**20
+PARALLEL_READS = 16
 _CONDITION_FAILED = (exceptions.AlreadyExistsError, exceptions.PreconditionError)
 _REFUSED = (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError)
 
@@ -111,6 +113,19 @@ class ObjectStorage:
         if sha256 is None:
             raise ValueError(f"{key} has no local copy: its name contains no hash")
         return self._copies.file(key, sha256, lambda: self.fetch(key)[0])
+
+    def prefetch(self, keys: Iterable[str]) -> None:
+        unknown = [key for key in keys if key not in self._once and key.startswith(WRITE_ONCE)]
+        if len(unknown) > 1:
+            with ThreadPoolExecutor(PARALLEL_READS) as threads:
+                for _ in threads.map(self._get_or_none, unknown):
+                    pass
+
+    def _get_or_none(self, key: str) -> bytes | None:
+        try:
+            return self.get(key)
+        except FileNotFoundError:
+            return None
 
     def find(self, key: str) -> Stored | None:
         try:

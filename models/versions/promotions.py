@@ -41,6 +41,7 @@ class PromotionLog:
     def entries(self) -> list[Promotion]:
         """All entries, oldest first, also those without effect; damaged ones are left out."""
         keys = self._keys()
+        self._storage.prefetch(key for key in keys if key not in self._read)
         for key in keys:
             if key not in self._read:
                 with suppress(FileNotFoundError, ValidationError):

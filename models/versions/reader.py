@@ -44,6 +44,7 @@ class VersionReader:
         check_format(folder)
         self.storage = storage_of(folder)
         self._log = PromotionLog(self.storage)
+        self._prefetched = not self.storage.shared
 
     @property
     def root(self) -> Path:
@@ -135,6 +136,9 @@ class VersionReader:
         """Version `n`, by default the current one, its parent, and so on to the first version."""
         found: list[int] = []
         n = self._current_or_logged() if n is None else n
+        if not self._prefetched:  # one request after the other for a thousand versions would take many seconds
+            self._prefetched = True
+            self.storage.prefetch(stored.key for stored in self.storage.list(VERSIONS))
         while n is not None and n not in found:
             found.append(n)
             manifest = self._manifest_or_none(n)

@@ -102,8 +102,7 @@ def _is_learned(container: Container, task_id: str) -> bool:
 
 
 def _store(container: Container, batch: LabelledBatch) -> None:
-    for image in batch.images:
-        container.images.put(batch.read(image.sha256))
+    container.images.put_all(batch.read(image.sha256) for image in batch.images)
 
 
 @router.get("/tasks", summary="Tasks, newest first", responses=documented(401, 404, 422, 503))
