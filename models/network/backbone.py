@@ -21,7 +21,7 @@ from models.inference.one_token import EPSILON
 from models.network.adapted_blocks import AdaptedBlock, AdaptedBlocks, Attention, IdentityAttention, frozen_task
 from models.network.frozen_feature import EXPANDED, CnnParts, FrozenFeature, TransformerParts
 from models.network.weights import HUB_SECONDS, load_strict, resolve
-from models.storage import DataFolder, Storage, storage_of
+from models.storage import DataFolder, storage_of
 from models.versions.backbone_spec import (
     RECORD,
     BackboneSpec,

@@ -7,7 +7,7 @@ write is complete or absent, and survives a power cut when the call returns.**
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -34,7 +34,7 @@ def is_unavailable(error: BaseException | None) -> bool:
     return False
 
 
-class Storage(Protocol):
+class Storage(Hashable, Protocol):
     """Errors are OSError; FileNotFoundError for a key that does not exist."""
 
     @property
