@@ -305,8 +305,6 @@ class Container:
         novelties = await asyncio.to_thread(self.inbox.delete, sha256s) if self.inbox is not None else 0
         for sha256 in sha256s:
             self.thumbnails.remove(sha256)
-        if self.storage.shared:  # the image may have been erased through another server
-            await asyncio.to_thread(erase_copies, self.storage, sha256s)
         return Erased(novelties, recent)
 
     async def _follow_erasures(self) -> None:
@@ -318,6 +316,8 @@ class Container:
                 await asyncio.sleep(ERASURE_SECONDS)
                 if erased := await asyncio.to_thread(follower.new):
                     await self.erase_images(erased)
+                    if self.storage.shared:  # the server that erased them has a folder of its own
+                        await asyncio.to_thread(erase_copies, self.storage, erased)
             except (OSError, StoreError) as error:
                 log.error("copies of erased images may remain in this server: %s", error)
                 await asyncio.sleep(ERASURE_SECONDS)

@@ -93,7 +93,7 @@ class ObjectStorage:
         return f"ObjectStorage({self._url!r})"
 
     def location(self, key: str) -> str:
-        return f"{self._url}/{key}"
+        return f"{self._url}/{key}" if key else self._url
 
     # Reading
 

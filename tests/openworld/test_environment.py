@@ -108,8 +108,8 @@ def test_names_without_a_group_are_those_that_several_programs_share() -> None:
     plain = {
         name.removeprefix(PREFIX) for name in KNOWN if not name.startswith(("OPENWORLD_SERVE_", "OPENWORLD_TRAIN_"))
     }
-    shared = "DATA HOST PORT KEYS REDIS_URL DEVICE BACKBONE BACKBONE_WEIGHTS LOG_LEVEL LOG_FORMAT URL KEY"
-    assert plain == {*shared.split(), "UP_REDIS_SERVER"}
+    shared = "DATA STORE STORE_CACHE_BYTES HOST PORT KEYS REDIS_URL DEVICE BACKBONE BACKBONE_WEIGHTS LOG_LEVEL"
+    assert plain == {*shared.split(), "LOG_FORMAT", "URL", "KEY", "UP_REDIS_SERVER"}
 
 
 # From a variable to a setting

@@ -12,9 +12,11 @@ from safetensors.torch import load_file, save_file
 from timm.models.vision_transformer import ParallelThingsBlock
 
 from models.errors import BackboneError
-from models.network.backbone import Backbone, open_backbone
+from models.network.backbone import Backbone, open_backbone, resolve_backbone
+from models.storage import open_storage
 from models.versions.backbone_spec import BackboneSpec
 from tests.support.backbones import DEIT, LITE, feature, prepared, refused, timms_feature
+from tests.support.object_stores import new_bucket
 from tests.support.paths import DEIT_WEIGHTS, requires_shared
 
 # The record in the data folder
@@ -206,3 +208,33 @@ def test_the_offline_default_gives_finite_features_that_differ_between_images(tm
     assert torch.isfinite(z).all()
     assert (z[0] - z[1]).abs().max() > 0.01
     assert torch.equal(z, feature(open_backbone(tmp_path), pixels))
+
+
+# On an object store
+
+
+def test_another_machine_opens_the_backbone_that_a_trainer_recorded(seaweedfs: int, tmp_path: Path) -> None:
+    url = new_bucket()
+    made = open_backbone(open_storage(tmp_path / "first", url), "tiny_test_vit", random_weights(tmp_path, 0), 2)
+    opened = open_backbone(open_storage(tmp_path / "second", url))
+    assert opened.spec == made.spec
+    assert [path.name for path in (tmp_path / "second" / "objects" / "backbone").iterdir()] == [
+        f"{made.spec.weights_sha256}.safetensors"
+    ]
+
+
+def test_of_two_trainers_that_choose_different_weights_the_first_record_decides(seaweedfs: int, tmp_path: Path) -> None:
+    url = new_bucket()
+    choices = [resolve_backbone("tiny_test_vit", random_weights(tmp_path, seed), 2) for seed in (0, 1)]
+    first, second = (
+        choice.record(open_storage(tmp_path / str(machine), url)) for machine, choice in enumerate(choices)
+    )
+    assert choices[0].backbone.spec != choices[1].backbone.spec
+    assert first.spec == second.spec == choices[0].backbone.spec
+
+
+def random_weights(folder: Path, seed: int) -> Path:
+    torch.manual_seed(seed)
+    path = folder / f"{seed}.safetensors"
+    save_file(timm.create_model("tiny_test_vit").state_dict(), path)
+    return path
