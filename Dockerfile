@@ -3,7 +3,7 @@
 #   docker build --target server -t openworld-server .
 #   docker build --target trainer -t openworld-trainer .
 #
-# BuildKit is needed for the mounts: it is the default since Docker 23.
+# BuildKit is needed for the mounts: it is the default since Docker 23. `make images` builds both with buildah.
 
 # This image, a mirror of it, or another one with Debian's tools and Python 3.11 or newer.
 ARG BASE=python:3.11-slim-bookworm
@@ -12,16 +12,21 @@ FROM ${BASE} AS build
 # A mirror, or an index with CPU wheels of PyTorch. No credentials: build arguments are in the history of an image.
 ARG PIP_INDEX_URL
 ARG PIP_EXTRA_INDEX_URL
+# ONNX Runtime: the CPU wheel, or onnxruntime-gpu[cuda,cudnn] with the CUDA libraries that it needs. Both write to the same
+# folder: this one replaces what pyproject.toml asks for, in its range of versions.
+ARG ONNX_RUNTIME=onnxruntime
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1
 WORKDIR /build
 COPY pyproject.toml ./
 # Dependencies in their own layer: several gigabytes, installed again only when this list changes.
 RUN for extra in serve train; do \
-        python -c "import sys, tomllib; project = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
+        python -c "import re, sys, tomllib; project = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
             extras = project['optional-dependencies']; \
-            lines = project['dependencies'] + extras['inference'] + extras[sys.argv[1]]; \
-            print(*(line for line in lines if not line.startswith('openworld[')), sep='\n')" \
-        "$extra" > "$extra.txt" || exit 1; \
+            names = ('inference', 'scale', sys.argv[1]); \
+            lines = project['dependencies'] + [line for name in names for line in extras.get(name, [])]; \
+            lines = [re.sub('^onnxruntime[^<>=]*([^;]*).*', sys.argv[2] + r'\1', line) for line in lines]; \
+            print(*sorted({line for line in lines if not line.startswith('openworld[')}), sep='\n')" \
+        "$extra" "$ONNX_RUNTIME" > "$extra.txt" || exit 1; \
     done
 COPY LICENSE ./
 COPY models models
@@ -56,14 +61,12 @@ ENTRYPOINT ["openworld"]
 FROM base AS server
 LABEL org.opencontainers.image.title="openworld server" \
       org.opencontainers.image.description="Answers POST /predict: a learned class, or novel"
-# CUDA libraries of ONNX Runtime as wheels, see docker-compose.gpu.yml; without them it uses the CPU.
-ARG CUDA_LIBRARIES=""
 COPY --from=build /build/serve.txt /opt/openworld/requirements.txt
 RUN --mount=type=cache,target=/root/.cache/pip \
-    echo "${CUDA_LIBRARIES}" >> /opt/openworld/requirements.txt \
-    && pip install -r /opt/openworld/requirements.txt
-RUN --mount=type=cache,target=/root/.cache/pip --mount=type=bind,from=build,source=/build/wheels,target=/wheels \
-    pip install "$(echo /wheels/*.whl)[serve]" && pip check
+    pip install -r /opt/openworld/requirements.txt
+# The list above is complete: with its dependencies the wheel would install the other ONNX Runtime as well.
+RUN --mount=type=bind,from=build,source=/build/wheels,target=/wheels \
+    pip install --no-deps /wheels/*.whl && pip check
 # Set here, not in CMD: the health check needs it as well.
 ENV OPENWORLD_PORT=8000
 EXPOSE 8000
@@ -80,14 +83,12 @@ CMD ["serve", "--host", "0.0.0.0"]
 FROM base AS trainer
 LABEL org.opencontainers.image.title="openworld trainer" \
       org.opencontainers.image.description="Learns submitted tasks one after the other and publishes versions"
-# PyTorch installs most of them, but not all that ONNX Runtime needs.
-ARG CUDA_LIBRARIES=""
 COPY --from=build /build/train.txt /opt/openworld/requirements.txt
 RUN --mount=type=cache,target=/root/.cache/pip \
-    echo "${CUDA_LIBRARIES}" >> /opt/openworld/requirements.txt \
-    && pip install -r /opt/openworld/requirements.txt
-RUN --mount=type=cache,target=/root/.cache/pip --mount=type=bind,from=build,source=/build/wheels,target=/wheels \
-    pip install "$(echo /wheels/*.whl)[train]" && pip check
+    pip install -r /opt/openworld/requirements.txt
+# The list above is complete: with its dependencies the wheel would install the other ONNX Runtime as well.
+RUN --mount=type=bind,from=build,source=/build/wheels,target=/wheels \
+    pip install --no-deps /wheels/*.whl && pip check
 ENV OPENWORLD_TRAIN_METRICS_HOST=0.0.0.0 \
     OPENWORLD_TRAIN_METRICS_PORT=8001 \
     HF_HUB_DISABLE_TELEMETRY=1

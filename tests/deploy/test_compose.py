@@ -158,10 +158,10 @@ def test_the_programs_have_time_to_stop_and_the_server_has_priority() -> None:
     assert services()["server"]["cpu_shares"] > services()["trainer"]["cpu_shares"]
 
 
-def test_the_gpu_images_install_the_cuda_extras_of_onnx_runtime() -> None:
+def test_the_gpu_images_install_the_cuda_extras_of_onnx_runtime_and_the_others_the_cpu_wheel() -> None:
+    assert "ONNX_RUNTIME=onnxruntime" in [one.value for one in STAGES["build"].every("ARG")]
     for target in PROGRAMS:
-        wanted = services(GPU)[target]["build"]["args"]["CUDA_LIBRARIES"]
-        assert any(one.value.startswith("CUDA_LIBRARIES=") for one in STAGES[target].every("ARG"))
+        wanted = services(GPU)[target]["build"]["args"]["ONNX_RUNTIME"]
         package, _, extras = wanted.removesuffix("]").partition("[")
         assert f'"{package}>=' in (ROOT / "pyproject.toml").read_text()
         try:

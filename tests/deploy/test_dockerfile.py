@@ -1,22 +1,28 @@
-"""The images as the Dockerfile describes them. No image is built: that needs a Docker engine."""
+"""The images as the Dockerfile describes them. `test_built_images.py` tests those that were built."""
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shutil
 import subprocess
+import sys
 import sysconfig
 import tomllib
 import zipfile
+from importlib.metadata import Distribution, PackageNotFoundError, distribution, packages_distributions
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from tests.support.docker import BASES, COMPOSE, GPU, PROGRAMS, STAGES, Stage, clean_environment, services
+from tests.support.fresh_venv import PACKAGES
 from tests.support.paths import ROOT
 
 DOCKERIGNORE = ROOT / ".dockerignore"
+NOT_IN_SERVER = {"network", "client"}  # packages that need extras of their own
 
 
 @pytest.mark.parametrize("target", PROGRAMS)
@@ -47,11 +53,66 @@ def test_an_image_has_entrypoint_command_health_check_and_stop_signal(target: st
 
 
 @pytest.mark.parametrize(("target", "extra"), PROGRAMS.items())
-def test_an_image_installs_an_extra_that_exists(target: str, extra: str) -> None:
+def test_an_image_installs_the_requirements_of_its_program_and_the_wheel_without_others(
+    target: str, extra: str
+) -> None:
+    copied = [one.value for one in STAGES[target].every("COPY")]
+    assert copied == [f"--from=build /build/{extra}.txt /opt/openworld/requirements.txt"]
+    installed = [one.value for one in STAGES[target].every("RUN") if "pip install" in one.value]
+    assert "-r /opt/openworld/requirements.txt" in installed[0]
+    assert "--no-deps /wheels/*.whl && pip check" in installed[1], "with dependencies: a second ONNX Runtime"
+
+
+@pytest.mark.parametrize(
+    ("extra", "packages"), [("serve", ("models", "tasks", "service")), ("train", ("models", "tasks", "trainer"))]
+)
+def test_a_program_imports_only_what_its_image_installs(extra: str, packages: tuple[str, ...]) -> None:
+    installed = with_dependencies(requirements_of(extra))
+    places = packages_distributions()
+    missing = {
+        f"{path.relative_to(ROOT)}: {name}"
+        for package in packages
+        for path in (ROOT / package).rglob("*.py")
+        if not NOT_IN_SERVER & set(path.parts) or extra == "train"
+        for name in imported(path) - set(sys.stdlib_module_names) - {*PACKAGES, "__future__"}
+        if not {normal(one) for one in places.get(name, [name])} & installed
+    }
+    assert missing == set()
+
+
+def normal(name: str) -> str:
+    return re.sub("[-_.]+", "-", name).lower()
+
+
+def requirements_of(extra: str) -> set[str]:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    installed = [name for one in STAGES[target].every("RUN") for name in re.findall(r"\.whl\)\[(\w+)\]", one.value)]
-    assert installed == [extra]
-    assert extra in extras
+    lines = ["pydantic", *extras["inference"], *extras.get("scale", []), *extras[extra]]
+    return {normal(Requirement(line).name) for line in lines} - {"openworld"}
+
+
+def with_dependencies(names: set[str]) -> set[str]:
+    found: set[str] = set()
+    while names:
+        found |= names
+        lines = [line for name in names if (known := find_distribution(name)) for line in known.requires or []]
+        needed = [one for one in map(Requirement, lines) if one.marker is None or one.marker.evaluate({"extra": ""})]
+        names = {normal(one.name) for one in needed} - found
+    return found
+
+
+def find_distribution(name: str) -> Distribution | None:
+    try:
+        return distribution(name)
+    except PackageNotFoundError:  # for another platform
+        return None
+
+
+def imported(path: Path) -> set[str]:
+    """The first words of all absolute imports, also of those inside functions."""
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    names += [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module and not node.level]
+    return {name.partition(".")[0] for name in names}
 
 
 def test_the_server_image_never_mentions_torch_or_training() -> None:
@@ -96,16 +157,17 @@ def test_the_build_stage_makes_a_complete_wheel_and_the_lists_of_requirements(tm
     path = os.pathsep.join([sysconfig.get_path("scripts"), os.environ["PATH"]])
     for one in STAGES["build"].every("RUN"):
         command = re.sub(r"^(--mount=\S+\s+)*", "", one.value)
+        environment = clean_environment() | {"PATH": path, "ONNX_RUNTIME": "onnxruntime"}
         done = subprocess.run(
-            ["sh", "-c", command], cwd=tmp_path, env=clean_environment() | {"PATH": path}, capture_output=True,
-            text=True, check=False,
-        )  # fmt: skip
+            ["sh", "-c", command], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        )
         assert done.returncode == 0, done.stderr
     (wheel,) = (tmp_path / "wheels").glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         assert wanted - set(archive.namelist()) == set(), "files of the packages are missing in the wheel"
     serve, train = (tmp_path / "serve.txt").read_text(), (tmp_path / "train.txt").read_text()
-    assert "onnxruntime" in serve
     assert "fastapi" in serve
     assert "torch" not in serve
     assert "torch" in train
+    for text in (serve, train):
+        assert [line for line in text.splitlines() if line.startswith("onnxruntime")] == ["onnxruntime>=1.22,<2"]
