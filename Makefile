@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help test lowest accuracy check lint types imports system run demo docs format
+.PHONY: help test lowest accuracy images check lint types imports system run demo docs format
 # Remove the target of a recipe that fails.
 .DELETE_ON_ERROR:
 
@@ -36,6 +36,10 @@ lowest: ## the fast tests with the lowest versions of all dependencies that pypr
 # On generated images, or on the image sets in DATA. It fails if a figure drops by more than its spread.
 accuracy: $(DEV) ## the short suite of the accuracy benchmark, in minutes
 	$(BIN)/python -m benchmarks.accuracy --data $(or $(DATA),.) --out $(VENV)/accuracy --suite short
+
+images: $(DEV) ## build the server's image with buildah, as root, and run it (TARGETS="server trainer": both)
+	sh deploy/images.sh $(or $(TARGETS),server)
+	$(BIN)/pytest -q tests/deploy/test_built_images.py
 
 check: lint types imports ## lint, types and import contracts only
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import sysconfig
@@ -16,11 +15,12 @@ from pathlib import Path
 import httpx2 as httpx
 import pytest
 
-from openworld.up.embedded_redis import find_binary
 from tasks.queue import connect
-from tests.support.docker import SECRET, STAGES, clean_environment, services
-from tests.support.servers import learned_folder, wait_until
+from tests.support.docker import SECRET, STAGES, clean_environment, redis_of_compose
+from tests.support.ports import free_port
+from tests.support.servers import learned_folder
 from tests.support.settings import variables
+from tests.support.waiting import wait_until
 
 HEALTH_PAUSE = 1.0  # seconds between two health checks: each starts a process
 
@@ -77,12 +77,6 @@ class Container:
         return [program, *command[1:]]
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def test_the_server_is_healthy_only_while_it_runs(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     port = free_port()
@@ -132,25 +126,3 @@ def test_redis_syncs_every_write_before_it_answers(tmp_path: Path) -> None:
     with redis_of_compose(tmp_path) as url, closing(connect(url)) as client:
         found = client.config_get("appendonly", "appendfsync", "maxmemory-policy")
         assert found == {"appendonly": "yes", "appendfsync": "always", "maxmemory-policy": "noeviction"}
-
-
-@contextmanager
-def redis_of_compose(folder: Path) -> Iterator[str]:
-    """Run the tests' Redis with the options of the compose file."""
-    folder.mkdir(exist_ok=True)
-    program, *options = services()["redis"]["command"]
-    assert program == "redis-server"
-    port = free_port()
-    here = ["--bind", "127.0.0.1", "--port", str(port), "--dir", str(folder), "--logfile", str(folder / "redis.log")]
-    process = subprocess.Popen([find_binary(), *options, *here])
-    try:
-        wait_until(lambda: accepts_connections(port))
-        yield f"redis://127.0.0.1:{port}/0"
-    finally:
-        process.terminate()
-        process.wait(30)
-
-
-def accepts_connections(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0

@@ -19,8 +19,8 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 
-from openworld.address import bind
 from tests.support.learning_loop import Loop, batch, loop
+from tests.support.ports import free_port
 from tests.support.prometheus import Query, local_config, queries, requires_prometheus
 from tests.support.servers import known_image, novel_image, wait_until
 
@@ -55,11 +55,6 @@ class Prometheus:
     def scraped(self) -> bool:
         targets = self._get("targets", state="active")["activeTargets"]
         return len(targets) == 2 and all(target["health"] == "up" for target in targets)
-
-
-def free_port() -> int:
-    with bind("127.0.0.1", 0) as probe:
-        return int(probe.getsockname()[1])
 
 
 @contextmanager

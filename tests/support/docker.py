@@ -1,4 +1,4 @@
-"""The Dockerfile and the compose files, parsed."""
+"""The Dockerfile and the compose files, parsed, and the Redis server of the latter."""
 
 from __future__ import annotations
 
@@ -6,13 +6,19 @@ import json
 import os
 import re
 import shlex
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from openworld.up.embedded_redis import find_binary
 from tests.support.paths import ROOT
+from tests.support.ports import accepts_connections, free_port
+from tests.support.waiting import wait_until
 
 COMPOSE, GPU = ROOT / "docker-compose.yml", ROOT / "docker-compose.gpu.yml"
 PROGRAMS = {"server": "serve", "trainer": "train"}  # target of the Dockerfile -> command and extra
@@ -92,3 +98,20 @@ def clean_environment() -> dict[str, str]:
     """Return this process's environment without variables that change the programs."""
     excluded = ("OPENWORLD_", "PYTHON", "COMPOSE_", "GRAFANA_", "SERVER_PUBLISH", "IMAGE_TAG")
     return {name: value for name, value in os.environ.items() if not name.startswith(excluded)}
+
+
+@contextmanager
+def redis_of_compose(folder: Path) -> Iterator[str]:
+    """Run the tests' Redis with the options of the compose file."""
+    folder.mkdir(exist_ok=True)
+    program, *options = services()["redis"]["command"]
+    assert program == "redis-server"
+    port = free_port()
+    here = ["--bind", "127.0.0.1", "--port", str(port), "--dir", str(folder), "--logfile", str(folder / "redis.log")]
+    process = subprocess.Popen([find_binary(), *options, *here])
+    try:
+        wait_until(lambda: accepts_connections(port))
+        yield f"redis://127.0.0.1:{port}/0"
+    finally:
+        process.terminate()
+        process.wait(30)
