@@ -62,10 +62,11 @@ run: $(RUN) ## start everything on this machine: server, trainer and queue (Ctrl
 demo: $(DEMO) ## run the whole loop on the running service: teach, detect novel images, label them
 	$(BIN)/openworld demo
 
-docs: $(DEV) ## regenerate the generated parts of docs/
+docs: $(DEV) ## regenerate the generated parts of docs/ and deploy/
 	$(BIN)/python docs/generate.py
 	$(BIN)/python docs/package_graph.py
 	$(BIN)/python docs/accuracy_figures.py
+	$(BIN)/python deploy/kubernetes/prometheus_rules.py
 
 format: $(DEV) ## format the code and apply automatic fixes
 	$(BIN)/ruff check --fix .
