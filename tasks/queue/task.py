@@ -27,7 +27,8 @@ class TaskProgress(BaseModel):
     A loss that is not finite becomes None, because JSON has no NaN. A long curve is downsampled.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    # During a rolling upgrade a worker of the next release may add fields.
+    model_config = ConfigDict(frozen=True, extra="ignore")
 
     phase: str
     epoch: NonNegativeInt = 0

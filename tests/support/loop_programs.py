@@ -2,8 +2,9 @@
 
 At the step that FAULT names, the process kills itself, or the process that FAULT_PID names. While the file that
 BROKEN_ENGINE names exists, the server computes no answers. The trainer pauses for SLOW seconds after every event, and
-while the file that HOLD names exists, or only from the end of the epoch on that this file contains. Where FAULT is not
-set, the programs are unchanged.
+while the file that HOLD names exists, or only from the end of the epoch on that this file contains. With NEXT_RELEASE,
+the program writes manifests with a newer minor format and an unknown field. Without these variables the programs are
+unchanged.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 
 import service.main  # noqa: F401 - imported by the commands when they start
 from models.inference.predictor import Predictor
+from models.versions.manifest import MINOR, Manifest, canonical_json
 from models.versions.store import VersionStore
 from openworld.cli import main
 from openworld.commands import train
@@ -93,7 +95,17 @@ def _run(program: str, data: Path, log: Path, environment: dict[str, str]) -> No
     os.environ.update(environment)
     if "FAULT" in environment:
         {"serve": _arm_server, "train": _arm_trainer}[program]()
+    if "NEXT_RELEASE" in environment:
+        _write_manifests_of_the_next_release()
     sys.exit(main([program, "--data", str(data)]))
+
+
+def _write_manifests_of_the_next_release() -> None:
+    def to_json(self: Manifest) -> bytes:
+        newer = {"schema_minor": MINOR + 1, "of_the_next_release": {"unknown": [1, 2]}}
+        return canonical_json(self.model_dump() | newer, what="the manifest")
+
+    Manifest.to_json = to_json  # type: ignore[method-assign]
 
 
 def _die() -> None:

@@ -123,17 +123,20 @@ def metric_value(text: str, name: str, **labels: str) -> float:
 
 @contextmanager
 def running_server(
-    data: Path, log: Path | None = None, *, fresh: bool = False, **settings: object
+    data: Path, log: Path | None = None, *, fresh: bool = False, next_release: bool = False, **settings: object
 ) -> Iterator[RunningServer]:
     """A server on a free port. `settings` are fields of ServiceSettings.
 
     It is forked from a process that has imported it. With `fresh` it has its own interpreter and inherits the limits
-    of this process: for tests that measure its memory or its exit.
+    of this process: for tests that measure its memory or its exit. With `next_release` it is that of
+    `loop_programs.py`.
     """
     log = log or data.parent / f"{data.name}.serve.log"
     environment = clean_environment() | variables(**settings)
     environment |= {"OPENWORLD_LOG_FORMAT": "json", "OPENWORLD_PORT": "0"}
     environment.setdefault("OPENWORLD_SERVE_DRAIN_SECONDS", "0.1")
+    if next_release:
+        environment["NEXT_RELEASE"] = "1"
     process: subprocess.Popen[bytes] | Program
     if fresh:
         command = [sys.executable, "-m", "openworld", "serve", "--data", str(data)]

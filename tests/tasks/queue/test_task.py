@@ -1,7 +1,10 @@
 """The schema of a task."""
 
+import json
+
 from tasks.batch import LabelledBatch, LabelledImage
 from tasks.queue.task import MAX_CURVE_POINTS, Task, TaskProgress
+from tests.support.redis_servers import make_task
 
 
 def test_a_task_is_made_from_a_checked_batch() -> None:
@@ -22,3 +25,14 @@ def test_a_long_curve_is_downsampled_without_values_that_are_not_finite() -> Non
     assert len(progress.losses) == MAX_CURVE_POINTS
     assert (progress.losses[0], progress.losses[-1]) == (0, 1000)
     assert sorted(set(progress.losses)) == list(progress.losses)
+
+
+def test_fields_that_the_next_release_adds_to_a_record_are_ignored() -> None:
+    task = make_task("a", progress=TaskProgress(phase="learning", epoch=3))
+    record = {
+        name: value if isinstance(value, str) else json.dumps(value)
+        for name, value in task.model_dump(mode="json").items()
+        if value is not None
+    }
+    newer = json.loads(record["progress"]) | {"of_the_next_release": [1, 2]}
+    assert Task.from_record(record | {"progress": json.dumps(newer), "of_the_next_release": "3"}) == task
