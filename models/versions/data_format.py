@@ -148,7 +148,10 @@ def _found(storage: Storage) -> int | None:
     try:
         text = storage.get(MARKER).decode("ascii", errors="replace").strip()
     except (FileNotFoundError, NotADirectoryError):
-        return 1 if storage.find("CURRENT") else None
+        if storage.find("CURRENT") is None:
+            return None
+        # Another process may have marked the new folder, and published, since the marker was looked for.
+        return _found(storage) if storage.find(MARKER) else 1
     except OSError as error:
         raise FormatError(f"{path} cannot be read: {error.strerror}") from error
     if not (text.isdecimal() and 1 <= len(text) <= 9 and int(text) >= 1):

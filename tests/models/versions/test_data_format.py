@@ -8,6 +8,7 @@ import pytest
 
 from models.errors import FormatError, StoreError
 from models.files import write_durable
+from models.storage import LocalFiles
 from models.versions import data_format
 from models.versions.data_format import FORMAT, check_format, open_data_folder
 from models.versions.store import VersionStore
@@ -42,6 +43,24 @@ def test_a_folder_with_versions_and_without_marker_has_format_1(tmp_path: Path) 
     (tmp_path / "FORMAT").unlink()
     with pytest.raises(FormatError, match=rf"has format 1, .* reads format {FORMAT}: start `openworld serve`"):
         VersionStore(tmp_path)
+
+
+def test_a_folder_that_another_process_marks_at_this_moment_is_not_taken_for_an_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    get = LocalFiles.get
+
+    def get_then_publish(self: LocalFiles, key: str) -> bytes:
+        try:
+            return get(self, key)
+        except FileNotFoundError:
+            monkeypatch.undo()
+            publish(tmp_path)
+            raise
+
+    monkeypatch.setattr(LocalFiles, "get", get_then_publish)
+    check_format(tmp_path)
+    assert VersionStore(tmp_path).current() == 1
 
 
 def test_a_folder_without_versions_and_without_marker_is_marked_by_the_next_write(tmp_path: Path) -> None:
