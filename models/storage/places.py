@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from models.errors import StoreError
 from models.storage.interface import Storage
 from models.storage.local_files import LocalFiles
 
@@ -25,8 +26,12 @@ def open_storage(
     """
     if not url:
         return LocalFiles(root)
-    # Imported here: the local files need no package for object stores.
     from models.storage.object_cache import FOLDER, ObjectCache
-    from models.storage.object_store import open_object_store
+
+    try:
+        # Imported here: local files need no package for object stores.
+        from models.storage.object_store import open_object_store
+    except ModuleNotFoundError as error:
+        raise StoreError(f"OPENWORLD_STORE needs {error.name}: pip install 'openworld[scale]'") from error
 
     return open_object_store(url, root, ObjectCache(copies or root / FOLDER, cache_bytes), test=test)

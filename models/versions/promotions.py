@@ -51,13 +51,13 @@ class PromotionLog:
     def append(self, promotion: Promotion, after: int | None = None) -> int:
         """Add an entry, and return its number; `after` is the number of an earlier one, by default of the last."""
         data = promotion.model_dump_json().encode()
-        number = self._last_number() if after is None else after
+        number = self.last_number() if after is None else after
         while True:
             number += 1
             if self._storage.put_if_absent(entry_key(number), data):
                 return number
 
-    def _last_number(self) -> int:
+    def last_number(self) -> int:
         keys = self._keys()
         return _number(keys[-1]) if keys else 0
 

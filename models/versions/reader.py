@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from models.errors import CorruptVersion, NothingLearned, StoreError
 from models.files import sha256_file
-from models.storage import DataFolder, StoreUnavailable, storage_of
+from models.storage import DataFolder, storage_of
 from models.versions.contents import HEADS, SAMPLES, content_key, decode_tensors, flat, samples_text
 from models.versions.data_format import check_format
 from models.versions.manifest import FileEntry, Manifest, parse_json
@@ -205,20 +205,22 @@ class VersionReader:
     def _get(self, key: str, name: str) -> bytes:
         try:
             return self.storage.get(key)
-        except StoreUnavailable as error:  # not damaged: whether it exists is not known
-            raise StoreError(f"{name} cannot be read: {error.strerror}") from error
         except OSError as error:
-            raise CorruptVersion(f"{name} cannot be read: {error.strerror}", "missing") from error
+            raise self._unreadable(name, error) from error
+
+    def _unreadable(self, name: str, error: OSError) -> StoreError:
+        """A version that an object store does not give out is not damaged: whether it exists is not known."""
+        message = f"{name} cannot be read: {error.strerror}"
+        known = isinstance(error, FileNotFoundError) or not self.storage.shared
+        return CorruptVersion(message, "missing") if known else StoreError(message)
 
     def _verify_graphs(self, manifest: Manifest, what: str) -> None:
         for role, sha256 in manifest.graphs.items():
             name = f"{what}: graph {role} ({sha256})"
             try:
                 found = sha256_file(self.graph_path(sha256))
-            except StoreUnavailable as error:
-                raise StoreError(f"{name} cannot be read: {error.strerror}") from error
             except OSError as error:
-                raise CorruptVersion(f"{name} cannot be read: {error.strerror}", "missing") from error
+                raise self._unreadable(name, error) from error
             if found != sha256:
                 raise CorruptVersion(f"{name} does not match its sha256: its bytes were changed", "changed")
 

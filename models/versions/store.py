@@ -143,7 +143,8 @@ class VersionStore(VersionReader):
         """
         if before is None:
             return
-        changed = f"{version_number(before)} {change_number(before) + 1}\n"
+        number = change_number(before) or self._log.last_number()
+        changed = f"{version_number(before)} {number + 1}\n"
         if not self.storage.compare_and_set(CURRENT, before, changed.encode()):
             raise StaleParent("another version became current meanwhile: try again")
 

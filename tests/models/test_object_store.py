@@ -1,5 +1,6 @@
 """Object stores that lie, stop answering or are wrongly configured: refused or waited for, with a clear message."""
 
+import sys
 import threading
 import time
 from pathlib import Path
@@ -75,6 +76,13 @@ def test_a_store_that_never_answers_is_an_error_that_says_so(
     with pytest.raises((StoreError, StoreUnavailable)) as caught:
         store.find_task("task-1")
     assert is_unavailable(caught.value)
+
+
+def test_a_missing_package_is_named_with_its_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "obstore", None)
+    monkeypatch.delitem(sys.modules, "models.storage.object_store")
+    with pytest.raises(StoreError, match=r"needs obstore: pip install 'openworld\[scale\]'"):
+        open_storage(tmp_path, "s3://bucket/prefix")
 
 
 class BrokenConnections:

@@ -53,6 +53,15 @@ def test_another_machine_with_an_empty_folder_sees_the_same_versions(store: Vers
     assert folder_id(store.storage) == folder_id(other.storage)
 
 
+def test_a_rejected_task_is_kept_for_inspection_and_replaced_by_the_next_attempt(store: VersionStore) -> None:
+    publish(store, "task-1", None)
+    for reason in ("accuracy fell", "forgets cats"):
+        place = store.reject(make_manifest("task-2", 1), TENSORS, SAMPLES, reason)
+    assert place == store.storage.location("rejected/task-2.json")
+    assert store.rejected()["task-2"].metrics["rejected"] == "forgets cats"
+    assert (store.current(), store.versions()) == (1, [1])
+
+
 def test_a_swap_reads_only_what_is_new_and_lists_nothing(
     store: VersionStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
