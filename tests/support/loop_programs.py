@@ -14,12 +14,14 @@ import os
 import signal
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 import service.main  # noqa: F401 - imported by the commands when they start
+from models import files
 from models.inference.predictor import Predictor
 from models.versions.manifest import MINOR, Manifest, canonical_json
 from models.versions.store import VersionStore
@@ -27,6 +29,7 @@ from openworld.cli import main
 from openworld.commands import train
 from openworld.environment import settings_from
 from service.routes import tasks as routes
+from tasks.images import FeatureCache, feature_cache
 from tasks.queue import TaskQueue
 from tests.support.settings import learner_settings
 from tests.support.tiny_model import TINY_SETTINGS, tiny_backbone
@@ -116,8 +119,12 @@ def _die() -> None:
         time.sleep(0.2)  # let the victim end before this process continues
 
 
+def _is_armed(step: str) -> bool:
+    return os.environ.get("FAULT") == step
+
+
 def _at(step: str) -> None:
-    if os.environ.get("FAULT") == step:
+    if _is_armed(step):
         _die()
 
 
@@ -160,6 +167,24 @@ def _arm_trainer() -> None:
     )
     context.open_backbone = lambda *arguments: tiny_backbone()  # type: ignore[assignment]
     publishing.VersionStore = lambda root: VersionStore(root, on_step=_at)  # type: ignore[assignment, misc]
+    write_all, append, packed = files._write_all, FeatureCache._append, feature_cache._packed
+
+    def writing(descriptor: int, data: bytes) -> None:
+        if Path(os.readlink(f"/proc/self/fd/{descriptor}")).parent.name == "tasks" and _is_armed("task file"):
+            os.write(descriptor, data[: len(data) // 2])
+            _die()
+        write_all(descriptor, data)
+
+    def appending(self: Any, *arguments: Any) -> None:
+        if _is_armed("cache entry"):
+            feature_cache._packed = lambda *record: packed(*record)[:-100]
+            with suppress(Exception):
+                append(self, *arguments)
+            _die()
+        append(self, *arguments)
+
+    files._write_all = writing
+    FeatureCache._append = appending  # type: ignore[method-assign]
     worker.prepare_backbone = lambda *arguments: None  # type: ignore[assignment]
     work, on_event = worker.Worker.work, worker._LeaseKeeper.on_event
     publish = worker.Lease.publish

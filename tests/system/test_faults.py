@@ -19,8 +19,10 @@ from tests.support.waiting import wait_until
 SERVER_STEPS = ["request accepted", "images stored", "task added"]
 TRAINER_STEPS = [
     "task claimed",
+    "cache entry",  # half of one is written
     "mid-epoch",
     "back-updating",
+    "task file",  # half of it is written
     "written",  # the contents of the version
     "numbered",  # its manifest
     "logged",
