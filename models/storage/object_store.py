@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import timedelta
-from errno import EACCES, ENOENT, EREMOTEIO
+from errno import EACCES, ENOENT, ENXIO, EREMOTEIO
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -247,7 +247,10 @@ class ObjectStorage:
         return iter(())
 
     def _put(self, key: str, data: bytes, mode: Any) -> None:
-        obstore.put(self._client, key, data, mode=mode, use_multipart=False)
+        try:
+            obstore.put(self._client, key, data, mode=mode, use_multipart=False)
+        except FileNotFoundError as error:  # a value needs no folder, but a bucket
+            raise OSError(ENXIO, "there is no such bucket: create it first", self._url) from error
 
     # Errors and repetition
 

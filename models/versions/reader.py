@@ -173,6 +173,10 @@ class VersionReader:
             return self.storage.get(CURRENT)
         except FileNotFoundError:
             return None
+        except OSError as error:
+            if not self.storage.shared:
+                raise
+            raise self._unreadable(CURRENT, error) from error
 
     # Details
 

@@ -58,6 +58,17 @@ def test_wrong_credentials_are_reported_at_once(
     assert time.monotonic() - started < module.RETRY_SECONDS / 2
 
 
+def test_a_bucket_that_does_not_exist_is_reported_at_once(
+    seaweedfs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_bucket(*arguments: object, **more: object) -> None:
+        raise FileNotFoundError("NoSuchBucket")
+
+    monkeypatch.setattr(module.obstore, "put", no_bucket)
+    with pytest.raises(StoreError, match="there is no such bucket: create it first"):
+        open_storage(tmp_path, new_bucket())
+
+
 def test_a_store_that_never_answers_is_an_error_that_says_so(
     seaweedfs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
