@@ -280,7 +280,8 @@ class Container:
         if self._redis is None:
             raise NoQueue("this server only predicts: start it with `openworld up`, or set OPENWORLD_REDIS_URL", 60)
         if self._queue is None:
-            self._queue = TaskQueue(self._redis, key_prefix(folder_id(self.storage)))
+            prefix = key_prefix(folder_id(self.storage))
+            self._queue = TaskQueue(self._redis, prefix, replicas=self.settings.confirming_replicas)
         return self._queue
 
     def find_image(self, id: str) -> bytes | None:

@@ -24,6 +24,7 @@ from service.container import Container
 from service.http.protocol import Connections, GuardedProtocol
 from service.memory import return_large_blocks
 from service.settings import ServiceSettings
+from tasks.queue import check_redis
 
 log = logging.getLogger(__name__)
 
@@ -84,6 +85,8 @@ def reserve_descriptors(connections: int) -> int:
 
 def serve(settings: ServiceSettings, listener: socket.socket) -> int:
     """Run until a signal; returns the exit code. `listener` is bound: it listens when the model is loaded."""
+    if settings.redis_url is not None:
+        check_redis(settings.redis_url.get_secret_value(), settings.confirming_replicas)
     app = create_app(settings)
     container: Container = app.state.container
     metrics = container.metrics

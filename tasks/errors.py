@@ -4,6 +4,8 @@ OpenWorldError
 ├── BatchError                a labelled batch has problems; the message lists all of them
 └── QueueError                the task queue
     ├── QueueUnavailable        Redis cannot be reached or refuses commands
+    │   └── TaskNotReplicated     no replica of Redis has confirmed the task: submit it again
+    ├── QueueUnsuitable         Redis is too old, or may delete tasks: it must be configured first
     ├── QueueFull               too many tasks are waiting
     ├── IdempotencyConflict     the idempotency key belongs to another batch
     ├── LeaseLost               another worker holds the task: stop working on it
@@ -28,6 +30,14 @@ class QueueError(OpenWorldError):
 
 class QueueUnavailable(QueueError):
     """Redis cannot be reached or refuses commands. Accepted tasks are safe."""
+
+
+class TaskNotReplicated(QueueUnavailable):
+    """Too few replicas of Redis have confirmed the task. Submitting it again gives the same task, once."""
+
+
+class QueueUnsuitable(QueueError):
+    """The Redis server is too old, or is configured so that it may delete tasks."""
 
 
 class QueueFull(QueueError):

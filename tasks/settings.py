@@ -57,7 +57,17 @@ class ProgramSettings(StorageSettings):
     """What the server and the worker share."""
 
     redis_url: SecretStr | None = shared(
-        "OPENWORLD_REDIS_URL", None, "Redis with the task queue and the notices of new versions"
+        "OPENWORLD_REDIS_URL",
+        None,
+        "Redis with the task queue and the notices of new versions: redis://host:port, unix:///path, or "
+        "redis+sentinel://host:port,host:port/service, see [deploy.md](deploy.md#redis-that-fails-over)",
+    )
+    redis_replicas: int | None = shared(
+        "OPENWORLD_REDIS_REPLICAS",
+        None,
+        "replicas of Redis that must confirm a task before it is accepted; default: 1 with Sentinel, else 0",
+        ge=0,
+        le=10,
     )
     log_level: Literal["debug", "info", "warning", "error"] = shared(
         "OPENWORLD_LOG_LEVEL", "info", "lowest level to log"
@@ -65,3 +75,10 @@ class ProgramSettings(StorageSettings):
     log_format: Literal["auto", "json", "text"] = shared(
         "OPENWORLD_LOG_FORMAT", "auto", "auto: text on a terminal, else JSON"
     )
+
+    @property
+    def confirming_replicas(self) -> int:
+        """Not found out by asking Redis: while no replica is connected, tasks would be accepted without one."""
+        if self.redis_replicas is not None:
+            return self.redis_replicas
+        return int(self.redis_url is not None and "+sentinel:" in self.redis_url.get_secret_value())

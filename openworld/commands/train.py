@@ -49,10 +49,11 @@ def run(arguments: argparse.Namespace) -> int:
     # Imported here: other commands need no torch.
     from prometheus_client import start_http_server
 
-    from tasks.queue import TaskQueue, announce, connect, key_prefix
+    from tasks.queue import TaskQueue, announce, check_redis, connect, key_prefix
     from trainer.worker.metrics import WorkerMetrics
     from trainer.worker.worker import Worker
 
+    check_redis(settings.redis_url.get_secret_value(), settings.confirming_replicas)
     client, prefix = connect(settings.redis_url.get_secret_value()), key_prefix(id)
     metrics = WorkerMetrics(settings.stall_seconds)
     if settings.metrics_port:

@@ -59,6 +59,7 @@ TABLE: list[tuple[type[core.OpenWorldError], int, str, str]] = [
     (task_errors.WrongState, 409, "wrong_state", "The task is in another state"),
     (task_errors.IdempotencyConflict, 409, "idempotency_conflict", "The key was used for another batch"),
     (task_errors.QueueFull, 429, "task_queue_full", "The task queue is full"),
+    (task_errors.TaskNotReplicated, 503, "task_not_replicated", "No replica of Redis has confirmed the task"),
     (task_errors.QueueUnavailable, 503, "queue_unavailable", "The task queue is unreachable"),
     (core.OpenWorldError, 500, "internal", "Internal server error"),
 ]

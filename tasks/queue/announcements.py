@@ -6,12 +6,10 @@ from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, aclosing
 
 import redis
-from redis.asyncio import Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 
 from models.backoff import Backoff
-from tasks.queue.connection import CONNECT_SECONDS
+from tasks.errors import QueueUnavailable
+from tasks.queue.connection import call_redis, connect_async
 
 CONNECTED = 0  # yielded after every (re)connect: notices may have been missed, so check the current version
 HEARTBEAT_SECONDS = 15.0  # silence before a ping, and then the longest wait for its answer
@@ -23,8 +21,8 @@ log = logging.getLogger(__name__)
 def announce(client: redis.Redis, version: int, prefix: str) -> None:
     """Notify every listener. Never raises: listeners that miss the notice find the version when they poll."""
     try:
-        client.publish(_channel(prefix), str(version))
-    except redis.RedisError as error:
+        call_redis(client, lambda: client.publish(_channel(prefix), str(version)))
+    except QueueUnavailable as error:
         log.warning("version %d could not be announced (%s); servers find it when they next poll", version, error)
 
 
@@ -51,14 +49,7 @@ async def _listen_once(url: str, channel: str) -> AsyncGenerator[int, None]:
     """Listen until the connection breaks."""
     async with AsyncExitStack() as stack:
         # No retries inside the client: after a silent reconnect nothing would tell that notices were missed.
-        client = Redis.from_url(
-            url,
-            decode_responses=True,
-            encoding_errors="replace",
-            socket_connect_timeout=CONNECT_SECONDS,
-            socket_timeout=HEARTBEAT_SECONDS,
-            retry=Retry(NoBackoff(), 0),
-        )
+        client = connect_async(url, HEARTBEAT_SECONDS)
         stack.push_async_callback(client.aclose)
         pubsub = client.pubsub()
         stack.push_async_callback(pubsub.aclose)

@@ -4,7 +4,8 @@
 moment loses no task.**
 
 How the promise is kept:
-- When `submit` returns, the task is in the stream and, with `appendfsync always`, on disk.
+- When `submit` returns, the task is in the stream and, with `appendfsync always`, on disk. With `replicas`, so many of
+  them have it: replication is asynchronous, and a primary that fails would take an unconfirmed task with it.
 - Tasks are leased one at a time and in order. A worker that stops renewing its lease loses the task to the next
   worker, and its late calls raise `LeaseLost`. A task that `max_attempts` workers could neither finish nor advance to
   a further checkpoint ends as failed.
@@ -12,7 +13,6 @@ How the promise is kept:
   takes over a task whose version exists already (`VersionStore.find_task`) only has to call `publish`.
 """
 
-import json
 import secrets
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -20,14 +20,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
-from importlib import resources
-from typing import Any, Literal, get_args
+from typing import Any
 
 import redis
 
 from tasks.errors import IdempotencyConflict, QueueFull, UnknownTask, WrongState
-from tasks.queue.connection import SOCKET_SECONDS, redis_errors
+from tasks.queue.connection import SOCKET_SECONDS, call_redis, unavailable
 from tasks.queue.lease import Lease
+from tasks.queue.script_runner import Scripts
 from tasks.queue.task import ENDED, STATES, Task, TaskState, TaskSummary
 
 IDEMPOTENCY_KEYS_KEPT = timedelta(days=7)
@@ -36,25 +36,6 @@ GROUP = "trainers"  # the consumer group of the stream
 UNHELD = "-"  # the consumer of requeued entries: a delivered entry cannot become undelivered
 
 _LEASE_FIELDS = ("entry", "claim", "released", "checkpoint", "uncounted")  # they have no meaning in another Redis
-
-_Script = Literal[
-    "submit",
-    "claim",
-    "renew",
-    "release",
-    "cancel",
-    "retry",
-    "list",
-    "counts",
-    "oldest",
-    "check",
-    "export",
-    "provisional",
-]
-
-
-def _source(name: str) -> str:
-    return (resources.files("tasks.queue") / "scripts" / f"{name}.lua").read_text("utf-8")
 
 
 @dataclass(frozen=True)
@@ -68,8 +49,8 @@ class Submitted:
 class TaskQueue:
     """Submit, claim and read tasks. Threads may share it. Raises `QueueUnavailable` when Redis cannot be used.
 
-    `prefix` is the `key_prefix` of a data folder. `history` is the number of ended tasks to keep. `clock` dates the
-    records; leases use the clock of Redis.
+    `prefix` is the `key_prefix` of a data folder. `history` is the number of ended tasks to keep. `replicas` of Redis
+    confirm a submission before it returns. `clock` dates the records; leases use the clock of Redis.
     """
 
     def __init__(
@@ -80,6 +61,7 @@ class TaskQueue:
         max_attempts: int = 3,
         max_waiting: int = 100,
         history: int = 1000,
+        replicas: int = 0,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         if lease_seconds < 0.001 or max_attempts < 1 or max_waiting < 1 or history < 1:
@@ -87,9 +69,9 @@ class TaskQueue:
         if not client.get_encoder().decode_responses:
             raise ValueError("the queue needs a client that decodes replies: make it with `connect`")
         self.prefix, self.lease_seconds, self.max_attempts = prefix, lease_seconds, max_attempts
-        self.max_waiting, self.history = max_waiting, history
-        self._client, self._clock = client, clock
-        self._settings = {  # what every script gets to know
+        self.max_waiting, self.history, self.replicas = max_waiting, history, replicas
+        self._client = client
+        settings = {  # what every script gets to know
             "group": GROUP,
             "unheld": UNHELD,
             "lease_ms": round(lease_seconds * 1000),
@@ -98,8 +80,8 @@ class TaskQueue:
             "history": history,
             "idempotency_seconds": int(IDEMPOTENCY_KEYS_KEPT.total_seconds()),
         }
-        prelude = _source("prelude")
-        self._scripts = {name: client.register_script(prelude + _source(name)) for name in get_args(_Script)}
+        self._scripts = Scripts(client, prefix, settings, replicas, clock)
+        self._run, self._run_confirmed = self._scripts.run, self._scripts.run_confirmed
 
     def __repr__(self) -> str:
         return f"TaskQueue({self.prefix!r}, lease_seconds={self.lease_seconds:g}, max_attempts={self.max_attempts})"
@@ -111,10 +93,11 @@ class TaskQueue:
 
         A failed, rejected or cancelled batch is queued again, unless the idempotency key shows that this is a repeated
         request. So is a published one that is not `learned`, after a roll back (`VersionStore.find_task`). Idempotency
-        keys are separate per submitter.
+        keys are separate per submitter. `TaskNotReplicated`: the task is queued, but a failure of Redis may still lose
+        it. Submit it again.
         """
         key = None if idempotency_key is None else f"{task.submitted_by}\0{idempotency_key}"
-        reply = self._run(
+        reply = self._run_confirmed(
             "submit",
             task.submission_record(),
             id=task.id,
@@ -133,7 +116,7 @@ class TaskQueue:
 
     def cancel(self, task_id: str) -> Task:
         """Cancel a queued task at once. A leased task is marked, and ends when its worker notices."""
-        reply = self._run("cancel", id=task_id)
+        reply = self._run_confirmed("cancel", id=task_id)
         task = self._known(task_id, reply)
         if reply[0] == "ended":
             raise WrongState(f"task {task_id} is {task.state} already: there is nothing left to cancel")
@@ -144,7 +127,7 @@ class TaskQueue:
 
         A task under way continues.
         """
-        reply = self._run("retry", id=task_id, submission=secrets.token_hex(8), learned=learned)
+        reply = self._run_confirmed("retry", id=task_id, submission=secrets.token_hex(8), learned=learned)
         self._raise_if_full(reply)
         task = self._known(task_id, reply)
         if reply[0] == "published":
@@ -175,8 +158,8 @@ class TaskQueue:
 
     def _wait(self, after: str, seconds: float) -> None:
         """Block until the stream has an entry after this one. A read without the group claims nothing."""
-        with redis_errors():
-            self._client.xread({f"{self.prefix}:tasks": after}, count=1, block=max(1, round(seconds * 1000)))
+        stream, milliseconds = f"{self.prefix}:tasks", max(1, round(seconds * 1000))
+        call_redis(self._client, lambda: self._client.xread({stream: after}, count=1, block=milliseconds))
 
     def record_provisional(self, task_id: str, version: int, submission: str | None = None) -> None:
         """Record the version that answers with the classes of a task that is not learned yet.
@@ -201,22 +184,17 @@ class TaskQueue:
     @property
     def paused(self) -> bool:
         """Whether workers claim no tasks; what is submitted answers provisionally."""
-        with redis_errors():
-            return bool(self._client.exists(f"{self.prefix}:paused"))
+        return bool(call_redis(self._client, lambda: self._client.exists(f"{self.prefix}:paused")))
 
     def pause(self, paused: bool) -> None:
         """Let workers claim no further tasks, or let them claim again."""
-        with redis_errors():
-            if paused:
-                self._client.set(f"{self.prefix}:paused", "1")
-            else:
-                self._client.delete(f"{self.prefix}:paused")
+        key = f"{self.prefix}:paused"
+        call_redis(self._client, lambda: self._client.set(key, "1") if paused else self._client.delete(key))
 
     # Read
 
     def get(self, task_id: str) -> Task:
-        with redis_errors():
-            record: Any = self._client.hgetall(f"{self.prefix}:task:{task_id}")
+        record: Any = call_redis(self._client, lambda: self._client.hgetall(f"{self.prefix}:task:{task_id}"))
         if not record:
             raise self._unknown(task_id)
         return Task.from_record(record)
@@ -230,8 +208,8 @@ class TaskQueue:
         return self._fields(task_id, ("updated", "state", "cancel_requested", "provisional"))
 
     def _fields(self, task_id: str, names: Iterable[str]) -> list[str | None]:
-        with redis_errors():
-            row: Any = self._client.hmget(f"{self.prefix}:task:{task_id}", list(names))
+        fields = list(names)
+        row: Any = call_redis(self._client, lambda: self._client.hmget(f"{self.prefix}:task:{task_id}", fields))
         if all(text is None for text in row):
             raise self._unknown(task_id)
         return list(row)
@@ -290,7 +268,7 @@ class TaskQueue:
         `WrongState` if the queue has tasks.
         """
         prefix, place = self.prefix, {id: n + 1 for n, id in enumerate(document["unfinished"])}
-        with redis_errors():
+        try:
             if self._client.exists(f"{prefix}:index", f"{prefix}:tasks"):
                 raise WrongState(f"the queue {prefix} has tasks: restore into an empty one")
             pipeline = self._client.pipeline(transaction=True)
@@ -309,20 +287,10 @@ class TaskQueue:
                 pipeline.zadd(f"{prefix}:index", {id: float(task["index"])})
             for id, n in place.items():
                 pipeline.xadd(f"{prefix}:tasks", {"task": id}, id=f"{n}-0")
-            pipeline.execute()
+            pipeline.execute()  # not repeated: Redis refuses the ids of entries that it has
+        except redis.RedisError as error:
+            raise unavailable(error) from error
         return len(document["tasks"])
-
-    # Scripts
-
-    def _run(self, script: _Script, fields: Mapping[str, str] | None = None, /, **arguments: Any) -> list[Any]:
-        """Run a Lua script. `fields` are for the task's record; arguments that are None do not reach the script."""
-        known = {name: value for name, value in arguments.items() if value is not None}
-        # Not ASCII: the client replaces lone surrogates, which Redis cannot decode.
-        named = json.dumps(self._settings | {"now": self._clock().isoformat()} | known, ensure_ascii=False)
-        flat = [text for pair in (fields or {}).items() for text in pair]
-        with redis_errors():
-            reply: list[Any] = self._scripts[script](keys=[self.prefix], args=[named, *flat])
-        return reply
 
     def _known(self, task_id: str, reply: list[Any]) -> Task:
         if reply[0] == "unknown":

@@ -57,26 +57,28 @@ class Machine:
         return [line.rpartition("--no-install-recommends ")[2] for line in lines if not line.endswith(" update")]
 
 
-WORKS = 'for name in chromium prometheus promtool nginx; do cp "{bin}/id" "{bin}/$name"; done'
+REDIS = ("redis-server", "redis-sentinel")
+TOOLS = ("chromium", "prometheus", "promtool", "nginx", *REDIS)
+WORKS = f'for name in {" ".join(TOOLS)}; do cp "{{bin}}/id" "{{bin}}/$name"; done'
 
 
 def test_nothing_happens_when_all_tools_are_installed(tmp_path: Path) -> None:
-    machine = Machine(tmp_path, 0, "", "chromium", "prometheus", "promtool", "nginx")
+    machine = Machine(tmp_path, 0, "", *TOOLS)
     assert machine.run() == ""
     assert not machine.calls.exists()
 
 
 def test_missing_tools_are_installed_once_and_no_service_starts(tmp_path: Path) -> None:
     machine = Machine(tmp_path, 0, WORKS.format(bin=tmp_path / "bin"))
-    assert machine.run() == "installing for the tests: chromium prometheus nginx \n"
-    assert machine.installed() == ["chromium prometheus nginx"]
+    assert machine.run() == "installing for the tests: chromium prometheus nginx redis-server redis-sentinel \n"
+    assert machine.installed() == ["chromium prometheus nginx redis-server redis-sentinel"]
     assert not machine.policy.exists(), "services may start again"
     assert machine.run() == ""
-    assert machine.installed() == ["chromium prometheus nginx"]
+    assert machine.installed() == ["chromium prometheus nginx redis-server redis-sentinel"]
 
 
 def test_only_missing_tools_are_installed_and_an_existing_policy_stays(tmp_path: Path) -> None:
-    machine = Machine(tmp_path, 0, WORKS.format(bin=tmp_path / "bin"), "chromium", "prometheus", "nginx")
+    machine = Machine(tmp_path, 0, WORKS.format(bin=tmp_path / "bin"), "chromium", "prometheus", "nginx", *REDIS)
     machine.policy.write_text("#!/bin/sh\nexit 101\n")
     machine.run()
     assert machine.installed() == ["prometheus"]
@@ -84,7 +86,7 @@ def test_only_missing_tools_are_installed_and_an_existing_policy_stays(tmp_path:
 
 
 def test_a_failure_prints_its_cause_and_the_command_to_run(tmp_path: Path) -> None:
-    machine = Machine(tmp_path, 0, "echo 'E: no network' >&2; exit 100", "chromium", "nginx")
+    machine = Machine(tmp_path, 0, "echo 'E: no network' >&2; exit 100", "chromium", "nginx", *REDIS)
     out = machine.run()
     assert "E: no network\n" in out
     assert out.endswith(f"{HELP} prometheus\n")
@@ -94,7 +96,7 @@ def test_a_failure_prints_its_cause_and_the_command_to_run(tmp_path: Path) -> No
 @pytest.mark.parametrize(("user", "apt"), [(1000, ""), (0, None)], ids=["no rights", "no apt-get"])
 def test_without_the_right_to_install_it_prints_the_command_to_run(tmp_path: Path, user: int, apt: str | None) -> None:
     machine = Machine(tmp_path, user, apt)
-    assert machine.run().splitlines()[-1].strip() == f"{HELP} chromium prometheus nginx"
+    assert machine.run().splitlines()[-1].strip() == f"{HELP} chromium prometheus nginx redis-server redis-sentinel"
     assert not machine.calls.exists()
 
 

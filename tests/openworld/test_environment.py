@@ -109,7 +109,7 @@ def test_names_without_a_group_are_those_that_several_programs_share() -> None:
         name.removeprefix(PREFIX) for name in KNOWN if not name.startswith(("OPENWORLD_SERVE_", "OPENWORLD_TRAIN_"))
     }
     shared = "DATA STORE STORE_CACHE_BYTES HOST PORT KEYS REDIS_URL DEVICE BACKBONE BACKBONE_WEIGHTS LOG_LEVEL"
-    assert plain == {*shared.split(), "LOG_FORMAT", "URL", "KEY", "UP_REDIS_SERVER"}
+    assert plain == {*shared.split(), "LOG_FORMAT", "URL", "KEY", "UP_REDIS_SERVER", "REDIS_REPLICAS"}
 
 
 # From a variable to a setting

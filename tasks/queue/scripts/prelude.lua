@@ -8,6 +8,7 @@
 --   <prefix>:idempotency:<hash>  the task and batch that an idempotency key was used for; expires
 --   <prefix>:sequence            counter that scores both sorted sets
 --   <prefix>:paused              exists while workers claim no tasks
+--   <prefix>:confirmed           when a replica was last asked to confirm a task
 -- ARGV[1] is a JSON object: the settings of the queue and the arguments of the script.
 -- ARGV[2], ... are fields and values for the record of the task.
 --

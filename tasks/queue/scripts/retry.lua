@@ -3,6 +3,7 @@ local id = args.id
 ensure_group()
 local state = get(id, 'state')
 if not state then return {'unknown'} end
+if get(id, 'submission') == args.submission then return {'queued', record(id)} end  -- repeated call
 if state == 'published' and not can_retry(state) then return {'published', record(id)} end
 if can_retry(state) then
   if is_full() then return {'full'} end
