@@ -37,8 +37,10 @@ from service.inference.pulse import Pulse
 from service.inference.recent_predictions import RecentPredictions
 from service.inference.recorder import Recorder
 from service.inference.servable import ServableModel
+from service.inference.shared_predictions import SharedPredictions
 from service.key_store import KeyStore
 from service.settings import ServiceSettings
+from service.shared import RedisState
 from service.task_events import TaskEvents
 from service.threads import BoundedThreads
 from tasks.batch import BatchLimits
@@ -124,7 +126,12 @@ class Container:
         self.inbox: Inbox | None = None
         self._scaled: tuple[ServableModel, EmbeddingScale | None] = (self.active_version.model, None)
         self.thumbnails = Thumbnails(image_limits)
-        self.recent = RecentPredictions(settings.recent_bytes)
+        self._shared = self._connect_shared()
+        self.recent = (
+            SharedPredictions(self._shared, settings.recent_bytes, settings.recent_seconds)
+            if self._shared is not None and "recent" in settings.shared
+            else RecentPredictions(settings.recent_bytes)
+        )
         self.recorder = Recorder(self.metrics, self.recent, keep_novelties=settings.inbox)
         self.pulse = Pulse(self.metrics, self.active_version)
 
@@ -150,6 +157,12 @@ class Container:
         self.task_events = TaskEvents(self.ask_queue, settings.event_streams, lambda: self.draining)
         self._counting: asyncio.Task[None] | None = None
         self._background: list[asyncio.Task[None]] = []
+
+    def _connect_shared(self) -> RedisState | None:
+        url = self.settings.redis_url
+        if url is None or not self.settings.shared:
+            return None
+        return RedisState(url.get_secret_value(), key_prefix(folder_id(self.storage)))
 
     @property
     def ready(self) -> bool:
@@ -198,6 +211,9 @@ class Container:
         self.explain_thread.shutdown(wait=False)
         self.metrics_thread.shutdown(wait=False)
         await asyncio.to_thread(self.recorder.close, 10.0)
+        self.recent.close()
+        if self._shared is not None:
+            await asyncio.to_thread(self._shared.close)
         if self.inbox is not None:
             await asyncio.to_thread(self.inbox.close)
 
@@ -310,16 +326,22 @@ class Container:
 
     async def _follow_erasures(self) -> None:
         follower: ErasureFollower | None = None
+        left: set[str] = set()
         while True:
             try:
                 if follower is None:
                     follower = await asyncio.to_thread(ErasureFollower, self.storage)
                 await asyncio.sleep(ERASURE_SECONDS)
-                if erased := await asyncio.to_thread(follower.new):
-                    await self.erase_images(erased)
+                left |= await asyncio.to_thread(follower.new)
+                if left:
+                    await self.erase_images(left)
                     if self.storage.shared:  # the server that erased them has a folder of its own
-                        await asyncio.to_thread(erase_copies, self.storage, erased)
+                        await asyncio.to_thread(erase_copies, self.storage, left)
+                    left = set()
+            except QueueUnavailable as error:  # of the copies that servers share: tried again
+                log.warning("copies of erased images may remain in Redis for now: %s", error)
             except (OSError, StoreError) as error:
+                left = set()
                 log.error("copies of erased images may remain in this server: %s", error)
                 await asyncio.sleep(ERASURE_SECONDS)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, IPvAnyNetwork, field_validator, model_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
@@ -39,6 +39,7 @@ def _origin(origin: str) -> str:
 
 Hosts = Annotated[tuple[Annotated[str, AfterValidator(_host)], ...], NoDecode, BeforeValidator(_split)]
 Origins = Annotated[tuple[Annotated[str, AfterValidator(_origin)], ...], NoDecode, BeforeValidator(_split)]
+Shared = Annotated[tuple[Literal["recent", "inbox", "rates"], ...], NoDecode, BeforeValidator(_split)]
 Networks = Annotated[tuple[IPvAnyNetwork, ...], NoDecode, BeforeValidator(_split)]
 
 
@@ -119,6 +120,14 @@ class ServiceSettings(ProgramSettings):
     recent_bytes: int = Field(
         64 * MIB, ge=0, description="bytes of recently answered images kept in memory for correction; 0: none"
     )
+    recent_seconds: float = Field(
+        900, gt=0, description="seconds that recently answered images are kept in Redis, if servers share them"
+    )
+    shared: Shared = Field(
+        (),
+        description="what the servers of a data folder share through Redis, comma-separated: recent, inbox, rates; see "
+        "[operations.md](operations.md#several-servers)",
+    )
     drift_window: int = Field(
         2000, ge=100, description="scores of the last hour that drift is measured over; a tenth of them are needed"
     )
@@ -134,6 +143,13 @@ class ServiceSettings(ProgramSettings):
             raise ValueError(
                 f"host {self.host} can be reached by others and there are no keys: add one with "
                 "`openworld keys create`, set OPENWORLD_KEYS=name:predict+label+operate:secret, or listen on 127.0.0.1"
+            )
+        if self.shared and self.redis_url is None:
+            raise ValueError("OPENWORLD_SERVE_SHARED needs Redis: set OPENWORLD_REDIS_URL, or unset it")
+        if "inbox" in self.shared and "recent" not in self.shared:
+            raise ValueError(
+                "OPENWORLD_SERVE_SHARED has inbox without recent, so a prediction of another server could not be put "
+                "into the inbox: use recent,inbox"
             )
         if self.max_request_images > self.images_in_flight:
             raise ValueError(

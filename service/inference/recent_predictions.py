@@ -47,6 +47,9 @@ class RecentPredictions:
         found = await asyncio.to_thread(_ids_of_images, sightings, frozenset(sha256s))
         return sum(self._sightings.pop(id, None) is not None for id in found)
 
+    def close(self) -> None:
+        """Nothing to release."""
+
 
 def _size(sighting: Sighting) -> int:
     embedding = sighting.embedding

@@ -133,11 +133,12 @@ async def report(
 ) -> ReportResults:
     """The image becomes a new novelty, whatever the answer was. 404 when this server has none of the predictions."""
     ids = list(dict.fromkeys(body.prediction_ids))
-    found = [replace(one, note=body.note) for id in ids if (one := container.recent.get(id)) is not None]
+    predictions = await asyncio.to_thread(lambda: [container.recent.get(id) for id in ids])
+    found = [replace(one, note=body.note) for one in predictions if one is not None]
     if not found:
         raise NotFound(
-            "this server has none of these predictions: only the server that answered has them, and only the last "
-            "ones (OPENWORLD_SERVE_RECENT_BYTES)"
+            "this server has none of these predictions: only the last ones are kept (OPENWORLD_SERVE_RECENT_BYTES), by "
+            "the server that answered unless servers share them (OPENWORLD_SERVE_SHARED)"
         )
     _audit_ids(request, [one.prediction_id for one in found])
     results = await asyncio.to_thread(lambda: [inbox.add(one, requested=True) for one in found])

@@ -1,0 +1,4 @@
+"""What the servers of a data folder share through Redis, where OPENWORLD_SERVE_SHARED asks for it."""
+
+from service.shared.redis_state import RedisState
+from service.shared.sightings import pack_sighting, unpack_sighting
