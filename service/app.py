@@ -11,6 +11,7 @@ from fastapi import FastAPI
 from service.container import Container
 from service.http.audit import AuditTrail
 from service.http.forwarded import ForwardedHeaders
+from service.http.inbox_forwarding import InboxForwarding
 from service.http.middleware import RequestGuard, RequestLog
 from service.http.openapi import complete_openapi
 from service.http.origins import OriginGuard
@@ -64,6 +65,8 @@ def create_app(settings: ServiceSettings) -> FastAPI:
         redoc_url=None,
     )
     app.state.container = container
+    if container.settings.shared:
+        app.add_middleware(InboxForwarding, inbox=container.inbox_place)
     app.add_middleware(
         RequestGuard,
         keyring=container.keyring,

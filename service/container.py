@@ -21,11 +21,13 @@ from models.versions.data_format import open_data_folder
 from models.versions.folder_id import folder_id
 from models.versions.store import VersionStore
 from service.audit import AuditLog
-from service.errors import NoQueue, NotFound
+from service.errors import InboxMoved, NoQueue, NotFound
 from service.http.auth import Keyring
 from service.http.batch_bodies import form_overhead
 from service.http.bodies import Pace
+from service.http.inbox_forwarding import OwnInbox
 from service.http.limits import Admission, Quota, RateLimiter, RequestLimits
+from service.http.shared_rates import SharedRateLimiter
 from service.http.uploads import Uploads
 from service.inbox import EmbeddingScale, Inbox, InboxInUse, InboxLimits, Thumbnails
 from service.inference.active_version import ActiveVersion
@@ -40,7 +42,7 @@ from service.inference.servable import ServableModel
 from service.inference.shared_predictions import SharedPredictions
 from service.key_store import KeyStore
 from service.settings import ServiceSettings
-from service.shared import RedisState
+from service.shared import InboxOwner, InboxSink, Lease, RedisState, SharedInbox
 from service.task_events import TaskEvents
 from service.threads import BoundedThreads
 from tasks.batch import BatchLimits
@@ -116,7 +118,12 @@ class Container:
             has_keys=lambda: bool(self.keyring),
         )
         self.metrics.in_flight.set_function(lambda: self.admission.in_use.images)
-        self.rate_limiter = RateLimiter(settings.rate_limit, settings.max_request_images)
+        self._shared = self._connect_shared()
+        self.rate_limiter = (
+            SharedRateLimiter(self._shared, settings.rate_limit, settings.max_request_images)
+            if self._shared is not None and "rates" in settings.shared
+            else RateLimiter(settings.rate_limit, settings.max_request_images)
+        )
         self.explain_turn = asyncio.Semaphore(1)
         # Neither of them waits for a disk or for Redis.
         self.explain_thread = ThreadPoolExecutor(1, thread_name_prefix="explain")
@@ -124,15 +131,30 @@ class Container:
 
         self._image_limits = image_limits
         self.inbox: Inbox | None = None
+        self.address = f"http://{settings.host}:{settings.port}"  # at which other servers reach this one
         self._scaled: tuple[ServableModel, EmbeddingScale | None] = (self.active_version.model, None)
         self.thumbnails = Thumbnails(image_limits)
-        self._shared = self._connect_shared()
         self.recent = (
             SharedPredictions(self._shared, settings.recent_bytes, settings.recent_seconds)
             if self._shared is not None and "recent" in settings.shared
             else RecentPredictions(settings.recent_bytes)
         )
         self.recorder = Recorder(self.metrics, self.recent, keep_novelties=settings.inbox)
+        self._inbox_limits = InboxLimits(
+            max_count=settings.inbox_count,
+            max_bytes=settings.inbox_bytes,
+            max_age_seconds=settings.inbox_days * 86400,
+            rate=settings.inbox_rate,
+        )
+        shares_inbox = self._shared is not None and settings.inbox and "inbox" in settings.shared
+        # Apart from the local inbox, which one server of the folder may still have.
+        self.inbox_images = ImageStore(settings.data / ("novelties" if shares_inbox else "inbox"))
+        self.inbox_owner: InboxOwner | None = None
+        self._inbox_sink = (
+            InboxSink(self._shared, self.inbox_images, self._inbox_limits, image_limits)
+            if self._shared is not None and shares_inbox
+            else None
+        )
         self.pulse = Pulse(self.metrics, self.active_version)
 
         self.batch_limits = BatchLimits(
@@ -188,7 +210,9 @@ class Container:
         self._background.append(asyncio.create_task(self.pulse.run()))
         self._background.append(asyncio.create_task(asyncio.to_thread(_clean_up, self.storage)))
         self._background.append(asyncio.create_task(self._follow_erasures()))
-        if self.settings.inbox:
+        if self._shared is not None and self._inbox_sink is not None:
+            self._share_inbox(self._shared, self._inbox_sink)
+        elif self.settings.inbox:
             failed = await self._open_inbox()
             if failed is not None:
                 self._background.append(asyncio.create_task(self._take_over_inbox(failed)))
@@ -212,6 +236,9 @@ class Container:
         self.metrics_thread.shutdown(wait=False)
         await asyncio.to_thread(self.recorder.close, 10.0)
         self.recent.close()
+        self.rate_limiter.close()
+        if self.inbox_owner is not None:
+            await asyncio.to_thread(self.inbox_owner.stop)
         if self._shared is not None:
             await asyncio.to_thread(self._shared.close)
         if self.inbox is not None:
@@ -229,15 +256,9 @@ class Container:
 
     async def _open_inbox(self) -> StoreError | None:
         settings = self.settings
-        limits = InboxLimits(
-            max_count=settings.inbox_count,
-            max_bytes=settings.inbox_bytes,
-            max_age_seconds=settings.inbox_days * 86400,
-            rate=settings.inbox_rate,
-        )
         try:
             inbox = await asyncio.to_thread(
-                Inbox, settings.data, limits, image_limits=self._image_limits, scale=self._embedding_scale
+                Inbox, settings.data, self._inbox_limits, image_limits=self._image_limits, scale=self._embedding_scale
             )
         except StoreError as error:
             return error
@@ -247,6 +268,43 @@ class Container:
         self.recorder.use_inbox(inbox)
         self.metrics.inbox_missing.set(0)
         return None
+
+    def _share_inbox(self, state: RedisState, sink: InboxSink) -> None:
+        """Hand novel images to the server that owns the inbox, which may become this one."""
+
+        def open_inbox(lease: Lease) -> SharedInbox:
+            inbox = SharedInbox(
+                state,
+                lease,
+                self.inbox_images,
+                self._inbox_limits,
+                image_limits=self._image_limits,
+                scale=self._embedding_scale,
+                is_erased=self.recorder.is_erased_sha256,
+            )
+            inbox.delete_erased(erased_at(self.storage))
+            return inbox
+
+        def use(inbox: SharedInbox | None) -> None:
+            self.inbox = inbox
+
+        owner = InboxOwner(state, self.address, open_inbox, use, self.recorder.count_added)
+        self.inbox_owner = owner
+        self.metrics.inbox_missing.set_function(lambda: float(owner.owner is None))
+        self.recorder.use_inbox(sink)
+        owner.start()
+
+    def inbox_place(self) -> OwnInbox | None:
+        """Where the inbox is that servers share; None if they do not."""
+        owner = self.inbox_owner
+        return None if owner is None else OwnInbox(self.inbox is not None, owner.owner)
+
+    async def mark_labelled(self, ids: Collection[str]) -> None:
+        """Mark those of the images as labelled that are novelties."""
+        if self._inbox_sink is not None:
+            await self.ask_queue(self._inbox_sink.mark_labelled, ids)
+        elif self.inbox is not None:
+            await asyncio.to_thread(self.inbox.set_state, ids, "labelled")
 
     def _embedding_scale(self) -> EmbeddingScale | None:
         """That of the active version; the same object until another version is active."""
@@ -308,6 +366,8 @@ class Container:
         sighting = self.recent.get(id)
         if sighting is not None:
             return sighting.data
+        if self.inbox_owner is not None and id in self.inbox_images:  # another server may own the inbox
+            return self.inbox_images.read(id)
         return self.images.read(id) if id in self.images else None
 
     async def erase_images(self, sha256s: Collection[str]) -> Erased:
@@ -338,8 +398,8 @@ class Container:
                     if self.storage.shared:  # the server that erased them has a folder of its own
                         await asyncio.to_thread(erase_copies, self.storage, left)
                     left = set()
-            except QueueUnavailable as error:  # of the copies that servers share: tried again
-                log.warning("copies of erased images may remain in Redis for now: %s", error)
+            except (QueueUnavailable, InboxMoved) as error:  # of the copies that servers share: tried again
+                log.warning("copies of erased images that servers share remain for now: %s", error)
             except (OSError, StoreError) as error:
                 left = set()
                 log.error("copies of erased images may remain in this server: %s", error)

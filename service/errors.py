@@ -19,6 +19,7 @@ OpenWorldError
 │   │   ├── RateLimited         the key sends more images per second than it may
 │   │   ├── TooManyStreams      the key follows as many tasks as it may
 │   │   ├── NotReady            no version is loaded
+│   │   ├── InboxMoved          another server takes over the inbox
 │   │   └── NoQueue             the server runs without a task queue
 │   ├── DeadlinePassed        no answer before the request's deadline
 │   ├── ClientDisconnected    the client closed the connection
@@ -109,6 +110,10 @@ class TooManyStreams(RetryLater):
 
 class NotReady(RetryLater):
     """No version is loaded."""
+
+
+class InboxMoved(RetryLater):
+    """Another server takes over the inbox that the servers share."""
 
 
 class NoQueue(RetryLater):

@@ -83,12 +83,23 @@ def reserve_descriptors(connections: int) -> int:
     return fewer
 
 
+def reachable_address(host: str, port: int) -> str:
+    """The address for other servers: that of this machine, if the server listens on all."""
+    if host in ("0.0.0.0", "::"):
+        try:
+            host = socket.gethostbyname(socket.gethostname())
+        except OSError:
+            host = "127.0.0.1"
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
 def serve(settings: ServiceSettings, listener: socket.socket) -> int:
     """Run until a signal; returns the exit code. `listener` is bound: it listens when the model is loaded."""
     if settings.redis_url is not None:
         check_redis(settings.redis_url.get_secret_value(), settings.confirming_replicas)
     app = create_app(settings)
     container: Container = app.state.container
+    container.address = settings.advertise or reachable_address(settings.host, listener.getsockname()[1])
     metrics = container.metrics
     limit = reserve_descriptors(settings.max_connections)
     connections = Connections(

@@ -128,6 +128,11 @@ class ServiceSettings(ProgramSettings):
         description="what the servers of a data folder share through Redis, comma-separated: recent, inbox, rates; see "
         "[operations.md](operations.md#several-servers)",
     )
+    advertise: Annotated[str, AfterValidator(_origin)] | None = Field(
+        None,
+        description="address at which other servers reach this one, if they share the inbox: http://10.0.0.5:8000; "
+        "default: found out",
+    )
     drift_window: int = Field(
         2000, ge=100, description="scores of the last hour that drift is measured over; a tenth of them are needed"
     )

@@ -169,9 +169,12 @@ class RateLimiter:
     """Images per second and key; 0: no limit. A burst of two seconds, or of one full request, is allowed."""
 
     def __init__(self, rate: float, max_images: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self._rate = rate
-        burst = max(rate * BURST_SECONDS, max_images)
-        self._buckets = defaultdict[str, TokenBucket](lambda: TokenBucket(rate, burst, clock))
+        self._rate, self._burst = rate, max(rate * BURST_SECONDS, max_images)
+        self._buckets = defaultdict[str, TokenBucket](lambda: TokenBucket(rate, self._burst, clock))
+
+    async def admit(self, client: str, images: int, paid: int = 0) -> None:
+        """`take`, where another server may have to be asked."""
+        self.take(client, images, paid)
 
     def take(self, client: str, images: int, paid: int = 0) -> None:
         """Take a token per image, except for `paid` ones that this request has taken; RateLimited gives them back."""
@@ -181,3 +184,6 @@ class RateLimiter:
         bucket.give_back(paid)
         if (wait := bucket.take(images)) > 0:
             raise RateLimited(f"key {client!r} may send {self._rate:g} images per second: slow down", wait)
+
+    def close(self) -> None:
+        """Nothing to release."""

@@ -42,6 +42,7 @@ TABLE: list[tuple[type[core.OpenWorldError], int, str, str]] = [
     (errors.RateLimited, 429, "rate_limited", "The key exceeds its rate limit"),
     (errors.TooManyStreams, 429, "too_many_streams", "The key follows too many tasks"),
     (errors.NotReady, 503, "not_ready", "The server is not ready"),
+    (errors.InboxMoved, 503, "inbox_moved", "The inbox moves to another server"),
     (errors.NoQueue, 503, "no_queue", "The server has no task queue"),
     (errors.DeadlinePassed, 504, "deadline_passed", "The deadline has passed"),
     (errors.ClientDisconnected, 499, "abandoned", "The client disconnected"),

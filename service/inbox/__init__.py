@@ -14,4 +14,4 @@ from service.inbox.records import (
 from service.inbox.similarity import EmbeddingScale
 from service.inbox.store import Inbox, InboxInUse
 from service.inbox.thumbnails import Thumbnails
-from service.inbox.writer import InboxWriter
+from service.inbox.writer import InboxWriter, NoveltySink

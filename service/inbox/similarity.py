@@ -95,6 +95,7 @@ class EmbeddingScale:
 
 
 class ImageInfo(NamedTuple):
+    bytes: int
     hash: int
     width: int  # as sent, upright
     height: int
@@ -103,7 +104,7 @@ class ImageInfo(NamedTuple):
 def inspect_image(data: bytes, limits: ImageLimits) -> ImageInfo:
     """Decode an image as small as the hash allows; raises only `ImageError`."""
     with open_image(data, limits, hint=DECODE_HINT) as image:
-        return ImageInfo(perceptual_hash(image), *_upright_size(data, image.size))
+        return ImageInfo(len(data), perceptual_hash(image), *_upright_size(data, image.size))
 
 
 def _upright_size(data: bytes, decoded: tuple[int, int]) -> tuple[int, int]:

@@ -76,8 +76,9 @@ class Inbox:
         wall_clock: Callable[[], float] = time.time,
         image_limits: ImageLimits = DEFAULT_LIMITS,
         scale: Callable[[], EmbeddingScale | None] = lambda: None,
+        images: ImageStore | None = None,
     ) -> None:
-        """`scale` returns what embeddings are compared on: that of the active version."""
+        """`scale` returns what embeddings are compared on: that of the active version. `images`: if not in `root`."""
         self._root = root
         self._folder = root / "inbox"
         self._database = self._folder / "inbox.sqlite3"
@@ -86,7 +87,7 @@ class Inbox:
         self._ran_before, self._opened_at = 0.0, clock()
         self._image_limits, self._scale = image_limits, scale
         self._lock = threading.Lock()
-        self._images = ImageStore(self._folder)
+        self._images = images or ImageStore(self._folder)
         self._bucket = TokenBucket(self._limits.rate, self._limits.burst, clock)
         self._table: InboxTable | None = None  # None until the first novelty
         self._index = NoveltyIndex(0)
@@ -268,8 +269,8 @@ class Inbox:
             return AddResult("dropped", reason="rate")
         table = self._table or self._open()
         self._expire()
-        self._make_room(1, len(sighting.data))
-        stored = self._images.put(sighting.data)
+        self._make_room(1, info.bytes)
+        stored = self._store_image(id, sighting)
         try:
             if stored != id:
                 raise ValueError(f"the sighting says sha256 {id[:80]!r}, but its bytes have {stored}")
@@ -282,6 +283,10 @@ class Inbox:
                     table.delete([stored])
             raise
         return AddResult("new", id)
+
+    def _store_image(self, id: str, sighting: Sighting) -> str:
+        """Returns the sha256 of what is stored."""
+        return self._images.put(sighting.data)
 
     def _fold(self, table: InboxTable, id: str, sighting: Sighting, requested: bool) -> AddResult:
         table.fold(id, sighting, self._now, "new" if requested else None)
@@ -326,7 +331,7 @@ class Inbox:
             open_data_folder(self._root)
             self._acquire()
             make_folder(self._folder)
-            self._table = InboxTable(self._database)
+            self._table = self._open_table()
             self._ran_before, self._opened_at = self._table.ran(), self._clock()
             self._load_index(self._table)
             self._make_room(0, 0)  # the limits may be lower than before
@@ -336,6 +341,9 @@ class Inbox:
                 raise StoreError(f"the inbox cannot be opened ({error}): check the data folder's rights") from error
             raise
         return self._table
+
+    def _open_table(self) -> InboxTable:
+        return InboxTable(self._database)
 
     def _acquire(self) -> None:
         """Own the inbox until it is closed."""

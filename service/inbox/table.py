@@ -181,7 +181,7 @@ class InboxTable:
             "ran": now.ran,
             "count": 1,
             "state": "new",
-            "bytes": len(sighting.data),
+            "bytes": info.bytes,
             "width": info.width,
             "height": info.height,
             "hash": info.hash.to_bytes(8, "big"),
@@ -191,7 +191,7 @@ class InboxTable:
         names = ", ".join(values)
         marks = ", ".join(f":{name}" for name in values)
         self._write_seen(f"INSERT INTO novelties ({names}, seen) VALUES ({marks}, :seen)", values)
-        return IndexEntry(id, "new", len(sighting.data), info.hash, _unpack_embedding(embedding))
+        return IndexEntry(id, "new", info.bytes, info.hash, _unpack_embedding(embedding))
 
     def fold(self, id: str, sighting: Sighting, now: Now, state: NoveltyState | None = None) -> None:
         """Count another sighting of a row. Its answer replaces the previous one, its note too if it has one."""

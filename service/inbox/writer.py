@@ -11,11 +11,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection
+from typing import Protocol
 
 from models.errors import OpenWorldError
 from models.files import sha256_bytes
 from service.inbox.records import AddResult, DropReason, Sighting
-from service.inbox.store import Inbox
 
 log = logging.getLogger(__name__)
 
@@ -23,12 +23,21 @@ LOG_SECONDS = 60.0  # between two error messages: on a full disk, one per sighti
 SWEEP_SECONDS = 60.0  # between two sweeps of old novelties
 
 
+class NoveltySink(Protocol):
+    """Where novel images go: the inbox of this server, or that of another one."""
+
+    def add(self, sighting: Sighting) -> AddResult: ...
+
+    def sweep(self) -> int:
+        """Delete the novelties that are too old; returns how many."""
+
+
 class InboxWriter:
-    """A bounded queue in front of an inbox, and the thread that empties it."""
+    """A bounded queue in front of a sink, and the thread that empties it."""
 
     def __init__(
         self,
-        inbox: Inbox,
+        sink: NoveltySink,
         *,
         max_sightings: int = 64,
         max_bytes: int = 64 * 2**20,
@@ -36,7 +45,7 @@ class InboxWriter:
         on_drop: Callable[[DropReason], None] = lambda reason: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._inbox = inbox
+        self._sink = sink
         self._max_sightings, self._max_bytes = max_sightings, max_bytes
         self._on_added, self._on_drop = on_added, on_drop
         self._clock = clock
@@ -121,7 +130,7 @@ class InboxWriter:
 
     def _add(self, sighting: Sighting) -> None:
         try:
-            result = self._inbox.add(sighting)
+            result = self._sink.add(sighting)
         except Exception as error:
             self._log("cannot add a novel image to the inbox", error)
             self._drop("error")
@@ -137,7 +146,7 @@ class InboxWriter:
             return
         self._swept = now
         try:
-            self._inbox.sweep()
+            self._sink.sweep()
         except Exception as error:
             self._log("cannot remove old novelties from the inbox", error)
 

@@ -10,7 +10,7 @@ from collections.abc import Collection
 
 from models.files import sha256_bytes
 from models.inference.predictor import Scored
-from service.inbox import Inbox, InboxWriter, Sighting
+from service.inbox import AddResult, InboxWriter, NoveltySink, Sighting
 from service.inference.metrics import Metrics
 from service.inference.recent_predictions import RecentPredictions
 
@@ -23,13 +23,19 @@ class Recorder:
         self._inbox_writer: InboxWriter | None = None
         self._erased: dict[str, float] = {}  # image -> until when, by the monotonic clock, it is not kept
 
-    def use_inbox(self, inbox: Inbox) -> None:
+    def use_inbox(self, sink: NoveltySink) -> None:
         """Offer the novel images from now on to this inbox."""
         self._inbox_writer = InboxWriter(
-            inbox,
-            on_added=lambda result: self._metrics.novelties_folded.inc(result.outcome == "folded"),
+            sink,
+            on_added=self.count_added,
             on_drop=lambda reason: self._metrics.novelties_dropped.labels(reason).inc(),
         )
+
+    def count_added(self, result: AddResult) -> None:
+        """Count what became of a sighting."""
+        self._metrics.novelties_folded.inc(result.outcome == "folded")
+        if result.reason is not None:
+            self._metrics.novelties_dropped.labels(result.reason).inc()
 
     def record(self, image: bytes, scored: Scored, prediction_id: str, version: int, client: str) -> None:
         answer = scored.answer
@@ -74,6 +80,10 @@ class Recorder:
         now = time.monotonic()
         self._erased = {sha256: until for sha256, until in self._erased.items() if until > now}
         return sha256_bytes(image) in self._erased
+
+    def is_erased_sha256(self, sha256: str) -> bool:
+        """The same by its hash; threads may call it."""
+        return self._erased.get(sha256, 0.0) > time.monotonic()
 
     def record_unreadable(self, version: int, client: str) -> None:
         """Record an image that could not be decoded."""

@@ -47,7 +47,7 @@ async def explain_image(
     """Counts as one image towards the key's rate. It is not a prediction: it is not counted as one and not kept."""
     limits = replace(container.request_limits, images=1)
     deadline = limits.deadline(timeout)
-    container.rate_limiter.take(key.name, 1)
+    await container.rate_limiter.admit(key.name, 1)
     with container.admission.enter(key.name) as permit:
         (image,) = await finish_by(deadline, read_images(request, limits, permit))
         if isinstance(image, ImageError):

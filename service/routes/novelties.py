@@ -57,7 +57,7 @@ StateQuery = Annotated[NoveltyState, Query(description="only novelties in this s
 LimitQuery = Annotated[int, Query(ge=1, le=200)]
 
 
-@router.get("/novelties", summary="Novel images, last seen first", responses=documented(401, 403, 404, 422))
+@router.get("/novelties", summary="Novel images, last seen first", responses=documented(401, 403, 404, 422, 503))
 async def novelties(
     key: LabelKey,
     inbox: InboxDep,
@@ -76,7 +76,7 @@ async def novelties(
 
 
 @router.get(
-    "/novelties/groups", summary="Novel images, grouped by similarity", responses=documented(401, 403, 404, 422)
+    "/novelties/groups", summary="Novel images, grouped by similarity", responses=documented(401, 403, 404, 422, 503)
 )
 async def groups(
     key: LabelKey,
@@ -96,7 +96,7 @@ async def groups(
 @router.post(
     "/novelties/dismiss",
     summary="Dismiss novelties: new to dismissed",
-    responses=documented(400, 401, 403, 404, 422, 507),
+    responses=documented(400, 401, 403, 404, 422, 503, 507),
 )
 async def dismiss(request: Request, key: LabelKey, inbox: InboxDep, body: NoveltyIds) -> ChangedNovelties:
     """Similar images fold into them and do not appear again. 404 when none of the novelties exists."""
@@ -106,7 +106,7 @@ async def dismiss(request: Request, key: LabelKey, inbox: InboxDep, body: Novelt
 @router.post(
     "/novelties/restore",
     summary="Restore novelties: dismissed to new",
-    responses=documented(400, 401, 403, 404, 422, 507),
+    responses=documented(400, 401, 403, 404, 422, 503, 507),
 )
 async def restore(request: Request, key: LabelKey, inbox: InboxDep, body: NoveltyIds) -> ChangedNovelties:
     """404 when none of the novelties exists."""
@@ -126,7 +126,7 @@ async def _set_state(
 @router.post(
     "/novelties",
     summary="Report recent predictions as wrong or novel: put their images into the inbox",
-    responses=documented(400, 401, 403, 404, 422, 507),
+    responses=documented(400, 401, 403, 404, 422, 503, 507),
 )
 async def report(
     request: Request, container: ContainerDep, key: LabelKey, inbox: InboxDep, body: ReportedPredictions
@@ -154,7 +154,7 @@ async def report(
     return ReportResults(kept=kept, missing=[id for id in ids if id not in existing])
 
 
-@router.get("/novelties/{id}", summary="One novelty", responses=documented(401, 403, 404, 422))
+@router.get("/novelties/{id}", summary="One novelty", responses=documented(401, 403, 404, 422, 503))
 async def novelty(key: LabelKey, inbox: InboxDep, id: IdPath) -> NoveltyAnswer:
     found = await asyncio.to_thread(inbox.get, id)
     if found is None:
@@ -166,7 +166,7 @@ async def novelty(key: LabelKey, inbox: InboxDep, id: IdPath) -> NoveltyAnswer:
     "/novelties/{id}",
     status_code=204,
     summary="Delete a novelty and its image",
-    responses=documented(401, 403, 404, 422),
+    responses=documented(401, 403, 404, 422, 503),
 )
 async def delete(container: ContainerDep, key: LabelKey, inbox: InboxDep, id: IdPath) -> None:
     """Also from the recent predictions. A copy that a task submitted stays: see DELETE /images/{sha256}."""
@@ -180,7 +180,11 @@ async def delete(container: ContainerDep, key: LabelKey, inbox: InboxDep, id: Id
     "/novelties/{id}/image",
     summary="The image as it was sent",
     response_class=Response,
-    responses={200: {"content": IMAGE_CONTENT}, 304: {"description": "unchanged"}, **documented(401, 403, 404, 422)},
+    responses={
+        200: {"content": IMAGE_CONTENT},
+        304: {"description": "unchanged"},
+        **documented(401, 403, 404, 422, 503),
+    },
 )
 async def image(request: Request, key: LabelKey, inbox: InboxDep, id: IdPath) -> Response:
     data = await asyncio.to_thread(inbox.read_image, id)

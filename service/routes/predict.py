@@ -66,11 +66,11 @@ async def predict(
     """One entry per image, in order. An image that cannot be read fails alone; if none can, the request fails."""
     started = time.monotonic()
     deadline = container.request_limits.deadline(timeout)
-    container.rate_limiter.take(key.name, 1)  # before the body is read; it has at least one image
+    await container.rate_limiter.admit(key.name, 1)  # before the body is read; it has at least one image
     with container.admission.enter(key.name) as permit:
         images = await finish_by(deadline, read_images(request, container.request_limits, permit))
         container.metrics.stages["read"].observe(time.monotonic() - started)
-        container.rate_limiter.take(key.name, len(images), paid=1)
+        await container.rate_limiter.admit(key.name, len(images), paid=1)
         model = await finish_by(deadline, container.active_version.get(version))
         work = _predict_all(container, model, images, key.name, deadline)
         predictions = await finish_while_connected(request, deadline, work)

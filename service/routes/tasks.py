@@ -24,7 +24,7 @@ from service.http.problems import documented
 from service.task_events import TaskStream
 from service.wire.tasks import Labels, TaskAnswer, TaskPage
 from tasks.batch import LabelledBatch
-from tasks.errors import BatchError
+from tasks.errors import BatchError, QueueUnavailable
 from tasks.queue import STATES, Task, TaskState
 
 log = logging.getLogger(__name__)
@@ -73,13 +73,11 @@ async def submit(
     learned = await asyncio.to_thread(_is_learned, container, task.id)
     submitted = await container.ask_queue(partial(queue.submit, task, idempotency_key, learned=learned))
     audit_detail(request, submitted.task.id, images=submitted.task.counts, fresh=submitted.fresh)
-    if container.inbox is not None:
+    try:
         # Also by hash: an image that was uploaded may be in the inbox.
-        done = [*received.ids, *(image.sha256 for image in batch.images)]
-        try:
-            await asyncio.to_thread(container.inbox.set_state, done, "labelled")
-        except StoreError as error:  # the task is accepted all the same
-            log.warning("the inbox cannot mark the images of task %s as labelled: %s", submitted.task.id, error)
+        await container.mark_labelled([*received.ids, *(image.sha256 for image in batch.images)])
+    except (StoreError, QueueUnavailable) as error:  # the task is accepted all the same
+        log.warning("the inbox cannot mark the images of task %s as labelled: %s", submitted.task.id, error)
     response.headers["Location"] = f"/tasks/{submitted.task.id}"
     return TaskAnswer.model_validate(submitted.task).model_copy(
         update={"fresh": submitted.fresh, "warnings": batch.warnings(manifest.active_classes if manifest else [])}

@@ -3,6 +3,8 @@
     <prefix>:recent:<id>     a recent prediction with its image; expires
     <prefix>:recent-index    sorted set of "<id> <sha256> <bytes>" by the time of the prediction
     <prefix>:recent-bytes    the sum of these bytes
+    <prefix>:inbox-...       the shared inbox: see service/shared/inbox.py
+    <prefix>:rate:<key>      the token bucket of an API key; expires
 
 Every script may be repeated when a connection breaks, as those of the task queue.
 """
@@ -17,7 +19,9 @@ import redis
 
 from tasks.queue import call_redis, connect
 
-Script = Literal["recent_put", "recent_erase"]
+Script = Literal[
+    "recent_put", "recent_erase", "inbox_send", "inbox_lease", "inbox_release", "inbox_commit", "rate_take"
+]
 
 
 class RedisState:
@@ -35,6 +39,25 @@ class RedisState:
         """The value of `<prefix>:<key>`."""
         found: Any = call_redis(self.client, lambda: self.client.get(f"{self.prefix}:{key}"))
         return None if found is None else bytes(found)
+
+    def hash_values(self, key: str) -> list[bytes]:
+        found: Any = call_redis(self.client, lambda: self.client.hvals(f"{self.prefix}:{key}"))
+        return list(found)
+
+    def entries(self, stream: str, after: str = "-", count: int | None = None) -> list[tuple[str, dict[bytes, bytes]]]:
+        """The entries of a stream after one of them."""
+        first = after if after == "-" else f"({after}"
+        found: Any = call_redis(self.client, lambda: self.client.xrange(f"{self.prefix}:{stream}", first, "+", count))
+        return [(id.decode(), fields) for id, fields in found]
+
+    def length(self, stream: str) -> int:
+        return int(call_redis(self.client, lambda: self.client.xlen(f"{self.prefix}:{stream}")))
+
+    def wait(self, stream: str, after: str, seconds: float) -> None:
+        """Block until the stream has an entry after this one."""
+        place: dict[Any, Any] = {f"{self.prefix}:{stream}": after}
+        milliseconds = max(1, round(seconds * 1000))
+        call_redis(self.client, lambda: self.client.xread(place, count=1, block=milliseconds))
 
     def close(self) -> None:
         self.client.close()

@@ -1,0 +1,194 @@
+"""The inbox that all servers of a data folder share. One of them owns it; this is its part.
+
+    <prefix>:inbox-rows      hash: novelty -> its row
+    <prefix>:inbox-stream    records of all servers that the owner has not applied yet
+    <prefix>:inbox-ran       seconds that the inbox was open so far; absent in a Redis that never had this inbox
+    novelties/images/        the images, in the image store
+
+**Every change is in Redis before it is answered, and a record counts once, whichever server applies it**: one script
+stores the rows that it changed and removes it from the stream, if this server still owns the inbox. The database is a
+copy for queries, in a temporary folder. A new owner makes it again from the rows, and goes on with the stream.
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from models.errors import ImageError, StoreError
+from models.images import ImageLimits
+from service.errors import InboxMoved
+from service.inbox import AddResult, EmbeddingScale, Inbox, InboxLimits, Sighting, StateChange
+from service.inbox.index import NoveltyIndex
+from service.inbox.similarity import ImageInfo, inspect_image
+from service.inbox.table import InboxTable
+from service.shared.mirrored_table import Changes, MirroredTable
+from service.shared.redis_state import RedisState
+from service.wire.novelties import NoveltyState
+from tasks.errors import QueueUnavailable
+from tasks.images import ImageStore
+
+LEASE_SECONDS = 5.0  # a server that renews its lease for no longer loses the inbox
+# An image without a row may belong to a record that is under way. After so long it is removed, or made a novelty.
+ORPHAN_SECONDS, ADOPT_SECONDS = 3600.0, 60.0
+
+log = logging.getLogger(__name__)
+
+
+class Lease(NamedTuple):
+    """The right to change the shared inbox. The token differs each time that a server becomes the owner."""
+
+    token: str
+    address: str  # of the server, for the others
+
+    @property
+    def arguments(self) -> tuple[str, str, int]:
+        return self.token, self.address, round(LEASE_SECONDS * 1000)
+
+
+class SharedInbox(Inbox):
+    """The inbox of its owner. Changes raise InboxMoved, or QueueUnavailable; it is then `lost` and must be reopened."""
+
+    def __init__(
+        self,
+        state: RedisState,
+        lease: Lease,
+        images: ImageStore,
+        limits: InboxLimits,
+        *,
+        image_limits: ImageLimits,
+        scale: Callable[[], EmbeddingScale | None],
+        is_erased: Callable[[str], bool],
+    ) -> None:
+        self._state, self._lease, self._is_erased = state, lease, is_erased
+        self._turn = threading.Lock()  # a change and its commit
+        self.lost = False
+        self._temporary = tempfile.TemporaryDirectory(prefix="openworld-inbox-")
+        root = Path(self._temporary.name)
+        rows, ran = state.hash_values("inbox-rows"), state.get("inbox-ran")
+        self._is_new = ran is None  # to Redis; images may exist nevertheless
+        (root / "inbox").mkdir()
+        copy = MirroredTable(root / "inbox" / "inbox.sqlite3")
+        copy.load(rows, float(ran or 0))
+        copy.close()
+        super().__init__(root, limits, image_limits=image_limits, scale=scale, images=images)
+
+    def close(self) -> None:
+        super().close()
+        self._temporary.cleanup()
+
+    # Changes: each of them is committed before it returns
+
+    def add(self, sighting: Sighting, *, requested: bool = False) -> AddResult:
+        with self._committed():
+            return super().add(sighting, requested=requested)
+
+    def apply(self, entry: str, sighting: Sighting, info: ImageInfo) -> AddResult:
+        """Add a sighting of another server, which has stored its image; `entry` is its place in the stream."""
+        id = str(sighting.sha256)
+        with self._committed(entry):
+            result = AddResult("dropped", reason="erased")
+            if not self._is_erased(id):
+                try:
+                    with self._lock:
+                        result = self._add(id, sighting, info, requested=False)
+                except StoreError as error:  # of this record: the next ones must not wait for it
+                    log.error("cannot add a novel image to the inbox: %s", error)
+                    result = AddResult("dropped", reason="error")
+            if id not in self._index:
+                self._images.remove(id)
+        return result
+
+    def set_state(self, ids: Iterable[str], state: NoveltyState, was: NoveltyState | None = None) -> StateChange:
+        with self._committed():
+            return super().set_state(ids, state, was)
+
+    def apply_state(self, entry: str, ids: Iterable[str], state: NoveltyState) -> None:
+        """The same for the record of another server."""
+        with self._committed(entry):
+            super().set_state(ids, state)
+
+    def delete(self, ids: Iterable[str]) -> int:
+        with self._committed():
+            return super().delete(ids)
+
+    def delete_erased(self, erased_at: Mapping[str, float]) -> int:
+        with self._committed():
+            return super().delete_erased(erased_at)
+
+    def sweep(self) -> int:
+        with self._committed():
+            return super().sweep()
+
+    def match_images(self, waiting: Callable[[], set[str]]) -> None:
+        """Remove images without a row; in a Redis that has lost its rows, make novelties of them.
+
+        `waiting` returns the images of records that were not applied yet. May take long: it lists the images.
+        """
+        listed = [(image.sha256, time.time() - image.time) for image in self._images]
+        waiting_images = waiting()
+        for id, age in listed:
+            if id in self._index or id in waiting_images:
+                continue
+            if self._is_new and age > ADOPT_SECONDS:
+                self._adopt_image(id)
+            elif age > ORPHAN_SECONDS:
+                self._images.remove(id)
+
+    def _adopt_image(self, id: str) -> None:
+        try:
+            data = self._images.read(id)
+            info = inspect_image(data, self._image_limits)
+        except (ImageError, StoreError) as error:
+            log.warning("the image %s of the inbox has no row and cannot be shown: %s", id, error)
+            return
+        unknown = Sighting(
+            data=data, sha256=id, prediction_id="", version=0, score=None, calibrated_score=0.0, p_novel=1.0,
+            nearest=(), client="",
+        )  # fmt: skip
+        with self._committed(), self._lock:
+            self._add(id, unknown, info, requested=True)
+
+    @contextmanager
+    def _committed(self, entry: str = "") -> Iterator[None]:
+        with self._turn:
+            try:
+                yield
+                self._commit(entry)
+            except (InboxMoved, QueueUnavailable):
+                self.lost = True
+                raise
+
+    def _commit(self, entry: str) -> None:
+        with self._lock:
+            table, ran = self._table, self._ran
+            changes = table.take_changes() if isinstance(table, MirroredTable) else Changes({}, set())
+        rows: list[str | bytes] = [part for row in changes.rows.items() for part in row]
+        deleted: list[str | int] = [len(changes.deleted), *changes.deleted]
+        reply = self._state.run("inbox_commit", *self._lease.arguments, entry, ran, *deleted, *rows)
+        if reply != b"committed":
+            raise InboxMoved("another server has taken over the inbox: send the request again", 1)
+
+    # Of the base class
+
+    def _open_table(self) -> InboxTable:
+        return MirroredTable(self._database)
+
+    def _load_index(self, table: InboxTable) -> None:
+        entries = list(table.entries())
+        self._index = NoveltyIndex(max(self._limits.max_count, len(entries)), self._scale())
+        for entry in entries:
+            self._index.add(entry)
+
+    def _store_image(self, id: str, sighting: Sighting) -> str:
+        if sighting.data:
+            return super()._store_image(id, sighting)
+        if id not in self._images:
+            raise StoreError(f"the image {id} of a novelty is not in the image store")
+        return id

@@ -1,0 +1,76 @@
+"""The rate of a key over all servers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from service.errors import RateLimited
+from service.http.shared_rates import SharedRateLimiter
+from service.shared import RedisState
+from tests.support.redis_servers import PREFIX, REDIS_SERVERS, RedisServer
+
+
+@pytest.fixture(scope="module", params=REDIS_SERVERS)
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    with RedisServer(tmp_path_factory.mktemp("redis"), request.param) as running:
+        yield running
+
+
+@pytest.fixture
+def state(server: RedisServer) -> Iterator[RedisState]:
+    with closing(RedisState(server.url, PREFIX)) as found:
+        found.client.flushall()
+        yield found
+
+
+def test_two_servers_share_the_bucket_of_a_key(state: RedisState) -> None:
+    async def use() -> None:
+        with closing(SharedRateLimiter(state, 10, 4)) as one, closing(SharedRateLimiter(state, 10, 4)) as other:
+            await one.admit("robot", 12)
+            await other.admit("robot", 8)
+            with pytest.raises(RateLimited, match="to all servers") as found:
+                await other.admit("robot", 5)
+            assert 0 < found.value.retry_after <= 0.5
+            await other.admit("another", 20)  # has a bucket of its own
+            await asyncio.sleep(found.value.retry_after)
+            await other.admit("robot", 5)
+
+    asyncio.run(use())
+
+
+def test_a_request_that_is_refused_later_gives_its_first_token_back(state: RedisState) -> None:
+    async def use() -> None:
+        with closing(SharedRateLimiter(state, 0.001, 4)) as limiter:
+            await limiter.admit("robot", 1)
+            await limiter.admit("robot", 1, paid=1)  # it had one image
+            await limiter.admit("robot", 1)
+            with pytest.raises(RateLimited):
+                await limiter.admit("robot", 4, paid=1)
+            await limiter.admit("robot", 3)
+
+    asyncio.run(use())
+
+
+def test_without_redis_each_server_limits_by_itself(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def use(limiter: SharedRateLimiter) -> None:
+        await limiter.admit("robot", 4)
+        with pytest.raises(RateLimited):
+            await limiter.admit("robot", 4)
+
+    with (
+        closing(RedisState(f"unix://{tmp_path}/absent.sock", PREFIX)) as state,
+        closing(SharedRateLimiter(state, 0.1, 4)) as limiter,
+    ):
+        asyncio.run(use(limiter))
+    assert caplog.text.count("limited per server") == 1
+
+
+def test_no_rate_asks_nobody(tmp_path: Path) -> None:
+    with closing(RedisState(f"unix://{tmp_path}/absent.sock", PREFIX)) as state:
+        asyncio.run(SharedRateLimiter(state, 0, 4).admit("robot", 1000))
+        assert state.client.connection_pool._created_connections == 0  # type: ignore[attr-defined]
