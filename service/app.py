@@ -66,7 +66,7 @@ def create_app(settings: ServiceSettings) -> FastAPI:
     )
     app.state.container = container
     if container.settings.shared:
-        app.add_middleware(InboxForwarding, inbox=container.inbox_place)
+        app.add_middleware(InboxForwarding, inbox=container.novelties.place)
     app.add_middleware(
         RequestGuard,
         keyring=container.keyring,

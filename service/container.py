@@ -21,28 +21,26 @@ from models.versions.data_format import open_data_folder
 from models.versions.folder_id import folder_id
 from models.versions.store import VersionStore
 from service.audit import AuditLog
-from service.errors import InboxMoved, NoQueue, NotFound
+from service.errors import InboxMoved, NoQueue
 from service.http.auth import Keyring
 from service.http.batch_bodies import form_overhead
 from service.http.bodies import Pace
-from service.http.inbox_forwarding import OwnInbox
 from service.http.limits import Admission, Quota, RateLimiter, RequestLimits
 from service.http.shared_rates import SharedRateLimiter
 from service.http.uploads import Uploads
-from service.inbox import EmbeddingScale, Inbox, InboxInUse, InboxLimits, Thumbnails
+from service.inbox import Inbox, Thumbnails
+from service.inbox_access import InboxAccess
 from service.inference.active_version import ActiveVersion
 from service.inference.drift import ScoreDrift
-from service.inference.embedding_scale import embedding_scale
 from service.inference.engine import Engine
 from service.inference.metrics import Metrics
 from service.inference.pulse import Pulse
 from service.inference.recent_predictions import RecentPredictions
 from service.inference.recorder import Recorder
-from service.inference.servable import ServableModel
 from service.inference.shared_predictions import SharedPredictions
 from service.key_store import KeyStore
 from service.settings import ServiceSettings
-from service.shared import InboxOwner, InboxSink, Lease, RedisState, SharedInbox
+from service.shared import RedisState
 from service.task_events import TaskEvents
 from service.threads import BoundedThreads
 from tasks.batch import BatchLimits
@@ -55,10 +53,7 @@ T = TypeVar("T")
 
 DISK_THREADS = 64  # threads of `asyncio.to_thread`: calls that wait for disks
 REDIS_THREADS, REDIS_CALLS = 16, 64  # calls that wait for Redis; more are refused
-NOVELTY_COUNT_SECONDS = 0.25  # that /metrics waits for the inbox; then the last known numbers stand
-INBOX_SECONDS = 1.0  # between attempts to open the inbox while another server has it
 ERASURE_SECONDS = 1.0  # between looks at the log of erasures
-BROKEN_INBOX_SECONDS = 30.0  # the same, if it cannot be opened for another reason
 # Default images per computed batch. On a CPU eight are no faster than four, and others wait twice as long for them.
 GPU_BATCH, CPU_BATCH = 32, 4
 
@@ -129,10 +124,7 @@ class Container:
         self.explain_thread = ThreadPoolExecutor(1, thread_name_prefix="explain")
         self.metrics_thread = ThreadPoolExecutor(1, thread_name_prefix="metrics")
 
-        self._image_limits = image_limits
-        self.inbox: Inbox | None = None
         self.address = f"http://{settings.host}:{settings.port}"  # at which other servers reach this one
-        self._scaled: tuple[ServableModel, EmbeddingScale | None] = (self.active_version.model, None)
         self.thumbnails = Thumbnails(image_limits)
         self.recent = (
             SharedPredictions(self._shared, settings.recent_bytes, settings.recent_seconds)
@@ -140,20 +132,14 @@ class Container:
             else RecentPredictions(settings.recent_bytes)
         )
         self.recorder = Recorder(self.metrics, self.recent, keep_novelties=settings.inbox)
-        self._inbox_limits = InboxLimits(
-            max_count=settings.inbox_count,
-            max_bytes=settings.inbox_bytes,
-            max_age_seconds=settings.inbox_days * 86400,
-            rate=settings.inbox_rate,
-        )
-        shares_inbox = self._shared is not None and settings.inbox and "inbox" in settings.shared
-        # Apart from the local inbox, which one server of the folder may still have.
-        self.inbox_images = ImageStore(settings.data / ("novelties" if shares_inbox else "inbox"))
-        self.inbox_owner: InboxOwner | None = None
-        self._inbox_sink = (
-            InboxSink(self._shared, self.inbox_images, self._inbox_limits, image_limits)
-            if self._shared is not None and shares_inbox
-            else None
+        self.novelties = InboxAccess(
+            settings,
+            self.storage,
+            self._shared if "inbox" in settings.shared else None,
+            image_limits,
+            self.recorder,
+            self.metrics,
+            self.active_version,
         )
         self.pulse = Pulse(self.metrics, self.active_version)
 
@@ -177,7 +163,6 @@ class Container:
                 log.error("this server accepts no tasks for now: %s", error)
         self._redis_threads = BoundedThreads("redis", REDIS_THREADS, REDIS_CALLS, _queue_is_busy)
         self.task_events = TaskEvents(self.ask_queue, settings.event_streams, lambda: self.draining)
-        self._counting: asyncio.Task[None] | None = None
         self._background: list[asyncio.Task[None]] = []
 
     def _connect_shared(self) -> RedisState | None:
@@ -185,6 +170,11 @@ class Container:
         if url is None or not self.settings.shared:
             return None
         return RedisState(url.get_secret_value(), key_prefix(folder_id(self.storage)))
+
+    @property
+    def inbox(self) -> Inbox | None:
+        """The inbox, while this server has it."""
+        return self.novelties.inbox
 
     @property
     def ready(self) -> bool:
@@ -210,12 +200,8 @@ class Container:
         self._background.append(asyncio.create_task(self.pulse.run()))
         self._background.append(asyncio.create_task(asyncio.to_thread(_clean_up, self.storage)))
         self._background.append(asyncio.create_task(self._follow_erasures()))
-        if self._shared is not None and self._inbox_sink is not None:
-            self._share_inbox(self._shared, self._inbox_sink)
-        elif self.settings.inbox:
-            failed = await self._open_inbox()
-            if failed is not None:
-                self._background.append(asyncio.create_task(self._take_over_inbox(failed)))
+        if self.settings.inbox:
+            await self.novelties.start(self.address)
         if self.settings.redis_url is not None:
             self._background.append(asyncio.create_task(self._listen(self.settings.redis_url.get_secret_value())))
 
@@ -235,83 +221,11 @@ class Container:
         self.explain_thread.shutdown(wait=False)
         self.metrics_thread.shutdown(wait=False)
         await asyncio.to_thread(self.recorder.close, 10.0)
+        await self.novelties.stop()
         self.recent.close()
         self.rate_limiter.close()
-        if self.inbox_owner is not None:
-            await asyncio.to_thread(self.inbox_owner.stop)
         if self._shared is not None:
             await asyncio.to_thread(self._shared.close)
-        if self.inbox is not None:
-            await asyncio.to_thread(self.inbox.close)
-
-    async def _take_over_inbox(self, failed: StoreError) -> None:
-        """Open the inbox as soon as the server that has it ends: rolling replacement."""
-        log.error("this server keeps no novel images for now: %s", failed)
-        self.metrics.inbox_missing.set(1)
-        error: StoreError | None = failed
-        while error is not None:
-            await asyncio.sleep(INBOX_SECONDS if isinstance(error, InboxInUse) else BROKEN_INBOX_SECONDS)
-            error = await self._open_inbox()
-        log.info("this server keeps novel images from now on")
-
-    async def _open_inbox(self) -> StoreError | None:
-        settings = self.settings
-        try:
-            inbox = await asyncio.to_thread(
-                Inbox, settings.data, self._inbox_limits, image_limits=self._image_limits, scale=self._embedding_scale
-            )
-        except StoreError as error:
-            return error
-        with suppress(StoreError):  # logged when the next one is erased
-            await asyncio.to_thread(lambda: inbox.delete_erased(erased_at(self.storage)))
-        self.inbox = inbox
-        self.recorder.use_inbox(inbox)
-        self.metrics.inbox_missing.set(0)
-        return None
-
-    def _share_inbox(self, state: RedisState, sink: InboxSink) -> None:
-        """Hand novel images to the server that owns the inbox, which may become this one."""
-
-        def open_inbox(lease: Lease) -> SharedInbox:
-            inbox = SharedInbox(
-                state,
-                lease,
-                self.inbox_images,
-                self._inbox_limits,
-                image_limits=self._image_limits,
-                scale=self._embedding_scale,
-                is_erased=self.recorder.is_erased_sha256,
-            )
-            inbox.delete_erased(erased_at(self.storage))
-            return inbox
-
-        def use(inbox: SharedInbox | None) -> None:
-            self.inbox = inbox
-
-        owner = InboxOwner(state, self.address, open_inbox, use, self.recorder.count_added)
-        self.inbox_owner = owner
-        self.metrics.inbox_missing.set_function(lambda: float(owner.owner is None))
-        self.recorder.use_inbox(sink)
-        owner.start()
-
-    def inbox_place(self) -> OwnInbox | None:
-        """Where the inbox is that servers share; None if they do not."""
-        owner = self.inbox_owner
-        return None if owner is None else OwnInbox(self.inbox is not None, owner.owner)
-
-    async def mark_labelled(self, ids: Collection[str]) -> None:
-        """Mark those of the images as labelled that are novelties."""
-        if self._inbox_sink is not None:
-            await self.ask_queue(self._inbox_sink.mark_labelled, ids)
-        elif self.inbox is not None:
-            await asyncio.to_thread(self.inbox.set_state, ids, "labelled")
-
-    def _embedding_scale(self) -> EmbeddingScale | None:
-        """That of the active version; the same object until another version is active."""
-        model = self.active_version.model
-        if model is not self._scaled[0]:
-            self._scaled = (model, embedding_scale(model))
-        return self._scaled[1]
 
     async def _listen(self, url: str) -> None:
         while self._queue is None:
@@ -331,21 +245,6 @@ class Container:
         """The result of a call that waits for Redis; QueueUnavailable also if too many calls wait for it."""
         return await self._redis_threads.run(call, *arguments)
 
-    async def count_novelties(self) -> None:
-        """Update the metrics of the inbox. A slow disk delays the numbers, not the caller."""
-        if self.inbox is not None:
-            if self._counting is None or self._counting.done():
-                self._counting = asyncio.create_task(asyncio.to_thread(self._count_novelties, self.inbox))
-            await asyncio.wait({self._counting}, timeout=NOVELTY_COUNT_SECONDS)
-
-    def _count_novelties(self, inbox: Inbox) -> None:
-        try:
-            for state, count in inbox.counts().items():
-                self.metrics.novelties.labels(state).set(count)
-            self.metrics.novelties_bytes.set(inbox.bytes_used)
-        except StoreError as error:
-            log.warning("the novelties cannot be counted: %s", error)
-
     def queue(self) -> TaskQueue:
         """The task queue; NoQueue if the server runs without Redis.
 
@@ -360,14 +259,12 @@ class Container:
 
     def find_image(self, id: str) -> bytes | None:
         """The image of a novelty, a recent prediction or an earlier task; None if it is not kept. Reads the disk."""
-        if self.inbox is not None:
-            with suppress(NotFound):
-                return self.inbox.read_image(id)
+        novelty = self.novelties.read_image(id)
+        if novelty is not None:
+            return novelty
         sighting = self.recent.get(id)
         if sighting is not None:
             return sighting.data
-        if self.inbox_owner is not None and id in self.inbox_images:  # another server may own the inbox
-            return self.inbox_images.read(id)
         return self.images.read(id) if id in self.images else None
 
     async def erase_images(self, sha256s: Collection[str]) -> Erased:
@@ -397,6 +294,7 @@ class Container:
                     await self.erase_images(left)
                     if self.storage.shared:  # the server that erased them has a folder of its own
                         await asyncio.to_thread(erase_copies, self.storage, left)
+                        await asyncio.to_thread(self.novelties.images.drop_copies, left)
                     left = set()
             except (QueueUnavailable, InboxMoved) as error:  # of the copies that servers share: tried again
                 log.warning("copies of erased images that servers share remain for now: %s", error)

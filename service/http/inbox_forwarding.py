@@ -31,7 +31,7 @@ NOT_RETURNED = {
 }  # fmt: skip
 
 
-class OwnInbox(NamedTuple):
+class InboxPlace(NamedTuple):
     """Where the inbox is, as this server knows it."""
 
     here: bool
@@ -41,7 +41,7 @@ class OwnInbox(NamedTuple):
 class InboxForwarding:
     """Middleware inside of `RequestGuard`, which has authenticated the request and bounds its body."""
 
-    def __init__(self, app: ASGIApp, inbox: Callable[[], OwnInbox | None]) -> None:
+    def __init__(self, app: ASGIApp, inbox: Callable[[], InboxPlace | None]) -> None:
         """`inbox` returns None if servers do not share the inbox."""
         self._app, self._inbox = app, inbox
         self._threads = BoundedThreads("forward", THREADS, CALLS, _busy)

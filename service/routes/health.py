@@ -39,7 +39,7 @@ async def metrics(request: Request, container: ContainerDep) -> Response:
     """
     key: Key | None = request.scope["key"]
     names = key is not None and bool(key.roles & {"monitor", "operate"})
-    await container.count_novelties()
+    await container.novelties.count()
     loop = asyncio.get_running_loop()
     text = await loop.run_in_executor(container.metrics_thread, lambda: container.metrics.text(client_names=names))
     return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")

@@ -175,7 +175,7 @@ def _total_bytes(images: Iterable[StoredImage]) -> int:
 
 def _references(container: Container, sha256: str) -> tuple[ImageReferences, bool]:
     # The files tell it also of the inbox of another server.
-    novel = container.inbox_images.find(sha256) is not None
+    novel = container.novelties.images.find(sha256) is not None
     return _retention(container).references(sha256), novel
 
 

@@ -75,7 +75,8 @@ async def submit(
     audit_detail(request, submitted.task.id, images=submitted.task.counts, fresh=submitted.fresh)
     try:
         # Also by hash: an image that was uploaded may be in the inbox.
-        await container.mark_labelled([*received.ids, *(image.sha256 for image in batch.images)])
+        done = [*received.ids, *(image.sha256 for image in batch.images)]
+        await asyncio.to_thread(container.novelties.mark_labelled, done)
     except (StoreError, QueueUnavailable) as error:  # the task is accepted all the same
         log.warning("the inbox cannot mark the images of task %s as labelled: %s", submitted.task.id, error)
     response.headers["Location"] = f"/tasks/{submitted.task.id}"

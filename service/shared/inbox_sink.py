@@ -1,7 +1,7 @@
 """Hands novel images to the owner of the shared inbox: the image to the image store, a record to a stream in Redis.
 
-A server sends no more novel images per second than the inbox may get from all of them, and none while as many records
-wait as the owner applies in a minute.
+A server sends no more novel images per second than the inbox may get from all of them, and none while `MAX_WAITING`
+records wait for an owner.
 """
 
 from __future__ import annotations

@@ -27,18 +27,18 @@ class StoredImage(NamedTuple):
 
 
 class ImageStore:
-    """Images under `images/ab/<sha256>`."""
+    """Images under `<prefix>images/ab/<sha256>`; the prefix is empty, or ends with a slash."""
 
-    def __init__(self, folder: DataFolder) -> None:
-        self._storage = storage_of(folder)
+    def __init__(self, folder: DataFolder, prefix: str = "") -> None:
+        self._storage, self._prefix = storage_of(folder), prefix
 
     def __repr__(self) -> str:
-        return f"ImageStore({self._storage.location('')!r})"
+        return f"ImageStore({self._storage.location(self._prefix)!r})"
 
     def put(self, data: bytes) -> str:
         """Store an image and return its sha256. A second call repairs a damaged file and renews its time."""
         sha = sha256_bytes(data)
-        key = _key(sha)
+        key = self._key(sha)
         try:
             if self._storage.shared:
                 self._storage.put(key, data)  # one request, which also repairs it and renews its time
@@ -66,7 +66,7 @@ class ImageStore:
     def read(self, sha: str) -> bytes:
         """Return the verified bytes of an image; `StoreError` when they are missing or have changed."""
         try:
-            data = self._storage.get(_key(sha))
+            data = self._storage.get(self._key(sha))
         except FileNotFoundError as error:
             raise StoreError(f"image {sha} is not in the store: submit it again") from error
         except OSError as error:
@@ -77,14 +77,14 @@ class ImageStore:
 
     def find(self, sha: str) -> StoredImage | None:
         """Return size and time of an image; None when it is not stored."""
-        found = self._storage.find(_key(sha))
+        found = self._storage.find(self._key(sha))
         return StoredImage(sha, found.size, found.time) if found else None
 
     def __contains__(self, sha: object) -> bool:
-        return isinstance(sha, str) and _SHA256.fullmatch(sha) is not None and self._storage.find(_key(sha)) is not None
+        return isinstance(sha, str) and _SHA256.fullmatch(sha) is not None and self._storage.find(self._key(sha)) is not None
 
     def __iter__(self) -> Iterator[StoredImage]:
-        for found in self._storage.list("images/"):
+        for found in self._storage.list(f"{self._prefix}images/"):
             sha = found.key.rpartition("/")[2]
             if _SHA256.fullmatch(sha):
                 yield StoredImage(sha, found.size, found.time)
@@ -97,7 +97,7 @@ class ImageStore:
 
     def drop_copies(self, shas: Iterable[str]) -> None:
         """Remove local copies of images that another machine has erased."""
-        self._storage.drop_copies(_key(sha) for sha in shas)
+        self._storage.drop_copies(self._key(sha) for sha in shas)
 
     def remove(self, sha: str) -> None:
         """Delete an image that nothing refers to. Idempotent, so that a repeated clean-up can finish."""
@@ -105,12 +105,11 @@ class ImageStore:
 
     def _delete(self, shas: Iterable[str]) -> None:
         try:
-            self._storage.delete(_key(sha) for sha in shas)
+            self._storage.delete(self._key(sha) for sha in shas)
         except OSError as error:
             raise StoreError(f"images cannot be removed ({error}): check the rights of the data folder") from error
 
-
-def _key(sha: str) -> str:
-    if not _SHA256.fullmatch(sha):
-        raise StoreError(f"{sha[:80]!r} is not the sha256 of an image: expected 64 lower-case hex digits")
-    return f"images/{sha[:2]}/{sha}"
+    def _key(self, sha: str) -> str:
+        if not _SHA256.fullmatch(sha):
+            raise StoreError(f"{sha[:80]!r} is not the sha256 of an image: expected 64 lower-case hex digits")
+        return f"{self._prefix}images/{sha[:2]}/{sha}"
