@@ -21,7 +21,7 @@ from service.http.problems import documented
 from service.routes.thumbnails import DEFAULT_SIZE, RESPONSES, SizeQuery, thumbnail_response
 from service.wire.images import ExpiredImages, ImageUses, RemovedImages
 from service.wire.times import utc_time
-from tasks.images import ImageReferences, ImageStore, Retention, StoredImage, record_erasure
+from tasks.images import ImageReferences, Retention, StoredImage, record_erasure
 
 log = logging.getLogger(__name__)
 router = APIRouter(tags=["operators"])

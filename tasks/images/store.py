@@ -81,7 +81,11 @@ class ImageStore:
         return StoredImage(sha, found.size, found.time) if found else None
 
     def __contains__(self, sha: object) -> bool:
-        return isinstance(sha, str) and _SHA256.fullmatch(sha) is not None and self._storage.find(self._key(sha)) is not None
+        return (
+            isinstance(sha, str)
+            and _SHA256.fullmatch(sha) is not None
+            and self._storage.find(self._key(sha)) is not None
+        )
 
     def __iter__(self) -> Iterator[StoredImage]:
         for found in self._storage.list(f"{self._prefix}images/"):

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import shutil
 import signal
-import socket
 import subprocess
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 import redis
 
+from tests.support.object_stores import free_ports
 from tests.support.waiting import wait_until
 
 SERVICE = "openworld"
@@ -90,7 +90,7 @@ def _online_replicas(client: redis.Redis) -> int:
 def replicated_redis(folder: Path, replicas: int = 2) -> Iterator[ReplicatedRedis]:
     """A primary, its replicas and three sentinels that know each other."""
     running = ReplicatedRedis(folder)
-    ports = _free_ports(replicas + 4)
+    ports = free_ports(replicas + 4)
     first, servers, sentinels = ports[0], ports[: replicas + 1], ports[replicas + 1 :]
     try:
         for port in servers:
@@ -105,14 +105,6 @@ def replicated_redis(folder: Path, replicas: int = 2) -> Iterator[ReplicatedRedi
         for process in (*running.sentinels.values(), *running.servers.values()):
             process.send_signal(signal.SIGKILL)
             process.wait(10)
-
-
-def _free_ports(number: int) -> list[int]:
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(number)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [int(one.getsockname()[1]) for one in sockets]
 
 
 def _start_server(folder: Path, port: int, primary: int | None) -> subprocess.Popen[bytes]:

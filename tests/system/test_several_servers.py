@@ -1,4 +1,4 @@
-"""Two servers of a folder that share recent predictions, the inbox and rates through Redis."""
+"""Two servers that share recent predictions, the inbox and rates: in one folder, and on two machines with a bucket."""
 
 from __future__ import annotations
 
@@ -7,16 +7,18 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import httpx2 as httpx
 import pytest
 
 from models.files import sha256_bytes
+from models.storage import Storage, open_storage
 from openworld.check import check_folder
+from openworld.cli import main
 from tasks.queue import connect
 from tests.support.novelties import block_image
+from tests.support.object_stores import new_bucket
 from tests.support.redis_servers import RedisServer
 from tests.support.servers import RunningServer, known_image, learned_folder, novel_image, running_server
 from tests.support.waiting import wait_until
@@ -30,7 +32,7 @@ TAKE_OVER_SECONDS = 10
 class Fleet:
     """Two servers, of which one owns the inbox."""
 
-    data: Path
+    storage: Storage
     redis: RedisServer
     servers: list[RunningServer]
 
@@ -46,17 +48,24 @@ class Fleet:
         return next(one for one in self.servers if one is not owner)
 
 
-@pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+@pytest.fixture(scope="module", params=["one folder", "one bucket"])
+def fleet(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     folder = tmp_path_factory.mktemp("fleet")
-    data = learned_folder(folder / "robot")
+    data, url = learned_folder(folder / "robot"), None
+    folders = [data, data]
+    if request.param == "one bucket":
+        request.getfixturevalue("seaweedfs")
+        url = new_bucket()
+        assert main(["migrate", str(data), url]) == 0
+        folders = [folder / "a", folder / "b"]
     with RedisServer(folder / "redis") as redis:
         settings = {"redis_url": redis.url, "shared": "recent,inbox,rates", "keys": KEYS, "poll_seconds": 0.2}
+        settings |= {} if url is None else {"store": url}
         with (
-            running_server(data, folder / "1.log", **settings) as first,
-            running_server(data, folder / "2.log", **settings) as second,
+            running_server(folders[0], folder / "1.log", **settings) as first,
+            running_server(folders[1], folder / "2.log", **settings) as second,
         ):
-            yield Fleet(data, redis, [first, second])
+            yield Fleet(open_storage(folders[0], url), redis, [first, second])
 
 
 def ask(server: RunningServer, method: str, path: str, key: str | None = LABEL, **arguments: Any) -> httpx.Response:
@@ -145,7 +154,7 @@ def test_an_erasure_reaches_every_copy(fleet: Fleet) -> None:
     wait_until(lambda: sha256 not in listed(other))
     for server in (owner, other):
         wait_until(lambda: ask(server, "POST", "/novelties", json={"prediction_ids": ids}).status_code == 404)  # noqa: B023
-    assert not list(fleet.data.rglob(sha256))
+    wait_until(lambda: not [found.key for found in fleet.storage.list("") if sha256 in found.key])
     with closing(connect(fleet.redis.url, decode=False)) as client:
         for key in client.scan_iter("*:recent:*"):
             assert image not in client.get(key)
@@ -166,4 +175,4 @@ def test_a_killed_owner_is_replaced_within_seconds_and_its_novelties_are_still_t
     assert time.monotonic() - killed < TAKE_OVER_SECONDS
     wait_until(lambda: listed(other) == before | {sha256_bytes(novel_image(6)): 1})
     assert other.metric("openworld_inbox_missing") == 0
-    assert check_folder(fleet.data, None).problems == []
+    assert check_folder(fleet.storage, None).problems == []
