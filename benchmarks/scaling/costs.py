@@ -82,6 +82,9 @@ class CountingFiles(LocalFiles):
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
+        self.forget()
+
+    def forget(self) -> None:
         self.reads, self.bytes_read = Counter[str](), 0
 
     def get(self, key: str) -> bytes:
@@ -97,13 +100,14 @@ class CountingFiles(LocalFiles):
 
 def swap_costs(data: Path) -> dict[str, Any]:
     """Reads of a server that has the version before the current one, from CURRENT to the loaded model."""
-    store = VersionStore(data)
+    files = CountingFiles(data)
+    store = VersionStore(files)
     current = store.current_manifest()
     assert current is not None
     assert current.parent is not None
     models = ModelCache(store)
     before = models.load(current.parent)
-    store.storage = files = CountingFiles(data)
+    files.forget()
     after = models.load(store.current() or 0)
     assert (before.manifest.version, after.manifest.version) == (current.parent, current.version)
     return {"reads": dict(files.reads), "bytes": files.bytes_read}
