@@ -23,7 +23,7 @@ RUN for extra in serve train; do \
         python -c "import re, sys, tomllib; project = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
             extras = project['optional-dependencies']; \
             names = ('inference', 'scale', sys.argv[1]); \
-            lines = project['dependencies'] + [line for name in names for line in extras.get(name, [])]; \
+            lines = project['dependencies'] + [line for name in names for line in extras[name]]; \
             lines = [re.sub('^onnxruntime[^<>=]*([^;]*).*', sys.argv[2] + r'\1', line) for line in lines]; \
             print(*sorted({line for line in lines if not line.startswith('openworld[')}), sep='\n')" \
         "$extra" "$ONNX_RUNTIME" > "$extra.txt" || exit 1; \

@@ -86,7 +86,7 @@ def normal(name: str) -> str:
 
 def requirements_of(extra: str) -> set[str]:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    lines = ["pydantic", *extras["inference"], *extras.get("scale", []), *extras[extra]]
+    lines = ["pydantic", *extras["inference"], *extras["scale"], *extras[extra]]
     return {normal(Requirement(line).name) for line in lines} - {"openworld"}
 
 
