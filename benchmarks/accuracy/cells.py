@@ -19,12 +19,11 @@ import numpy as np
 
 from benchmarks.accuracy import baselines, methods, product_v1
 from benchmarks.accuracy.bootstrap import Outcomes
-from benchmarks.accuracy.data import ImageSet, open_tokens
+from benchmarks.accuracy.data import ImageSet, open_tokens, recorded_now
 from benchmarks.accuracy.metrics import Step, is_known, measure
 from benchmarks.accuracy.streams import DEIT, Cell, Stream, open_set
 from benchmarks.machine import machine
 from models.files import write_durable
-from models.network.backbone import open_backbone
 from trainer.learning.prior import Prior
 from trainer.learning.progress import Event
 from trainer.learning.settings import LearnerSettings
@@ -170,7 +169,7 @@ class Runner:
         name = f"{cell.data} {cell.backbone}"
         if self._open_tokens is None or self._open_tokens[0] != name:
             weights = self.setup.weights_of(cell.backbone)
-            backbone = open_backbone(self.setup.out / "backbones" / cell.backbone, cell.backbone, weights)
+            backbone = recorded_now(self.setup.out, cell.backbone, weights)
             self._open_tokens = name, open_tokens(backbone, self._images(cell), self.setup.out / "tokens")
         return self._open_tokens[1]
 

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from benchmarks.serving.made_images import make_image
 from models.files import sha256_bytes, sha256_file
-from models.network.backbone import Backbone
+from models.network import backbone as backbone_module
+from models.network.backbone import Backbone, open_backbone
 from trainer.learning.tokens import CHUNK, Item, TokenCache
 
 MADE = "made"  # the name of the generated image set
@@ -103,6 +104,12 @@ class StoredTokens(TokenCache):
 def _mapped(path: Path, kind: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
     path.parent.mkdir(parents=True, exist_ok=True)
     return np.memmap(path, kind, "r+" if path.exists() else "w+", shape=shape)
+
+
+def recorded_now(folder: Path, name: str, weights: Path | None = None) -> Backbone:
+    """The backbone as the present code records it in a new data folder, whatever an earlier run left in `folder`."""
+    code = sha256_file(Path(backbone_module.__file__))[:12]
+    return open_backbone(folder / "backbones" / f"{name}-{code}", name, weights)
 
 
 def open_tokens(backbone: Backbone, images: ImageSet, folder: Path) -> TokenCache:

@@ -23,14 +23,13 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize
 
 from benchmarks.accuracy.cells import PRIORS, commit, source_hash
-from benchmarks.accuracy.data import ImageSet, open_tokens
+from benchmarks.accuracy.data import ImageSet, open_tokens, recorded_now
 from benchmarks.accuracy.methods import Learning, learn, settings_of
 from benchmarks.accuracy.streams import ALL_SETS, LITE0
 from models.files import write_durable
 from models.inference.evidence import Floats
 from models.inference.novelty import SUMMARIES, frozen_summaries
 from models.inference.rules import TERMS, term
-from models.network.backbone import open_backbone
 from trainer.learning.prior import Prior
 from trainer.learning.reproducibility import configure_torch
 from trainer.learning.settings import LearnerSettings
@@ -150,7 +149,7 @@ def priors(found: Mapping[str, Sequence[Version]]) -> dict[str, Any]:
 def stored_versions(cache: Path, name: str, data: Path, size: tuple[int, int], seeds: int) -> list[Version]:
     """All versions of a data set's streams; each finished stream is stored in the cache and read from it."""
     images = ImageSet.load(data / f"{name}.safetensors")
-    backbone = open_backbone(cache / "backbones" / LITE0, LITE0)
+    backbone = recorded_now(cache, LITE0)
     tokens = open_tokens(backbone, images, cache / "tokens")
     root = Path(__file__).resolve().parents[2]
     code = source_hash([root / "models", root / "trainer", Path(__file__)])[:12]

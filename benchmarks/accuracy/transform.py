@@ -23,14 +23,14 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from benchmarks.accuracy.cells import ROOT, commit, source_hash
-from benchmarks.accuracy.data import ImageSet, StoredTokens
+from benchmarks.accuracy.data import ImageSet, StoredTokens, recorded_now
 from benchmarks.accuracy.metrics import Step, measure
 from benchmarks.accuracy.prior import training_stream
 from benchmarks.accuracy.streams import ALL_SETS, DEIT, LITE0
 from models.files import write_durable
 from models.inference.evidence import Floats
 from models.inference.frozen import FrozenStatistics
-from models.network.backbone import Backbone, open_backbone
+from models.network.backbone import Backbone
 from models.network.frozen_feature import projection
 from models.versions.backbone_spec import FrozenPart
 from trainer.learning.reproducibility import configure_torch
@@ -229,7 +229,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     facts = {"date": datetime.now(UTC).date().isoformat(), "commit": commit(), "orders": args.orders}
     entries: dict[str, Any] = json.loads(args.out.read_text()) if args.out.is_file() else {}
     for name in args.backbones.split(","):
-        backbone = open_backbone(args.cache / "backbones" / name, name, weights if name == DEIT else None)
+        backbone = recorded_now(args.cache, name, weights if name == DEIT else None)
         found = {data: stored_figures(backbone, args.cache, args.data, data, args.orders) for data in SETS[name]}
         entries[name] = {**facts, **choose(found, product_candidate(backbone))}
         write(entries, args.out)
