@@ -130,11 +130,15 @@ def resolve_backbone(
 
 
 def _preprocessing(model: Any) -> Preprocessing:
-    """The evaluation transform of the weights, as timm records it."""
+    """The evaluation transform of the weights, as timm records it, but with the whole short side of an image.
+
+    timm crops the centre, which suits the data set that the weights were trained on. People teach images that are not
+    centred in the same way: accuracy and AUC are higher without the crop (benchmarks/accuracy/crop.py).
+    """
     config: dict[str, Any] = resolve_model_data_config(model)  # type: ignore[no-untyped-call]
     crop = int(config["input_size"][-1])
     return Preprocessing(
-        resize=int(crop / config["crop_pct"]),
+        resize=crop,
         crop=crop,
         interpolation=config["interpolation"],
         mean=tuple(config["mean"]),

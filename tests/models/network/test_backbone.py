@@ -1,6 +1,7 @@
 """The backbone of a data folder: its record, and the cut into trunk and blocks."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -102,12 +103,24 @@ def test_the_preprocessing_is_the_models_own_and_is_recorded(deit_folder: Path, 
     assert vit.preprocessing.mean == vit.preprocessing.std == (0.5, 0.5, 0.5)
     assert deit.preprocessing.mean == pytest.approx((0.485, 0.456, 0.406))
     assert deit.preprocessing.std == pytest.approx((0.229, 0.224, 0.225))
-    assert (deit.preprocessing.crop, deit.preprocessing.resize, vit.preprocessing.resize) == (224, 248, 248)
+    # The whole short side; timm's own transform would resize to 248 and crop.
+    assert (deit.preprocessing.crop, deit.preprocessing.resize, vit.preprocessing.resize) == (224, 224, 224)
     for spec, where in ((vit, tmp_path / "vit"), (deit, deit_folder)):
         recorded = json.loads((where / "backbone.json").read_text())
         assert recorded["preprocessing"]["mean"] == list(spec.preprocessing.mean)
         assert BackboneSpec.from_dict(recorded) == spec
         assert BackboneSpec.from_dict(recorded).sha256 == spec.sha256
+
+
+def test_a_folder_keeps_the_preprocessing_that_it_was_made_with(deit_folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(deit_folder, tmp_path / "data")
+    record = tmp_path / "data" / "backbone.json"
+    cropped = json.loads(record.read_text())
+    cropped["preprocessing"]["resize"] = 248  # as an earlier release recorded it
+    record.write_text(json.dumps(cropped))
+    spec = open_backbone(tmp_path / "data").spec
+    assert (spec.preprocessing.resize, spec.preprocessing.crop) == (248, 224)
+    assert spec.sha256 != open_backbone(deit_folder).spec.sha256  # features of both cannot be mixed
 
 
 # Models that cannot be cut
