@@ -124,7 +124,7 @@ def test_the_owner_gets_the_novelties_of_all_servers(new_server: NewServer) -> N
     assert again == a
     assert first.inbox is not None
     assert first.inbox.read_image(b) == block_image(2)
-    assert [result.outcome for result in first.results] == ["new", "new", "folded"]
+    wait_until(lambda: [result.outcome for result in first.results] == ["new", "new", "folded"])
 
 
 def test_the_next_owner_has_the_same_novelties_with_their_states(new_server: NewServer) -> None:
