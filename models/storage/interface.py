@@ -78,7 +78,7 @@ class Storage(Hashable, Protocol):
         """The place of a value, for people."""
 
     def locked(self, name: str) -> AbstractContextManager[object]:
-        """Exclude other processes that hold the lock `name`; on a shared storage nobody is excluded."""
+        """Exclude other processes that ask for the lock `name`; on a shared storage it excludes no process."""
 
     def temporaries(self, prefixes: Iterable[str]) -> Iterator[Path]:
         """Temporary files and folders, for a caller that knows that no process writes under these prefixes."""

@@ -43,7 +43,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0
 CONNECT_SECONDS, READ_SECONDS, REQUEST_SECONDS = 5, 15, 300
 # Values that are written once, under numbers that are not used again; small and read often.
 WRITE_ONCE = ("versions/", "promotions/", "erasures/")
-WRITE_ONCE_BYTES = 64 * 2**20
+WRITE_ONCE_BYTES = 256 * 2**20
 PARALLEL_READS = 16
 _CONDITION_FAILED = (exceptions.AlreadyExistsError, exceptions.PreconditionError)
 _REFUSED = (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError)
@@ -184,10 +184,10 @@ class ObjectStorage:
             with suppress(*_CONDITION_FAILED):
                 self._put(key, data, "create")
                 return True
-            # A conflict of two writers may leave no value at all: FileNotFoundError. An earlier attempt may have
-            # succeeded without an answer.
-            found, _ = self._fetch(key) if attempts > 1 else (None, obstore.head(self._client, key))
-            return found == data
+            if attempts > 1:  # an earlier attempt may have succeeded without an answer
+                return self._fetch(key)[0] == data
+            obstore.head(self._client, key)  # FileNotFoundError: a conflict of two writers may leave no value at all
+            return False
 
         while True:
             with suppress(FileNotFoundError):

@@ -18,9 +18,9 @@ def require_packages(extra: str, *names: str) -> None:
         raise OpenWorldError(f"not installed: {', '.join(missing)}. Install them: pip install 'openworld[{extra}]'")
 
 
-def open_data(arguments: argparse.Namespace) -> Storage:
+def open_data(arguments: argparse.Namespace, *, read_only: bool = False) -> Storage:
     """The data folder of a command: that of --data, and the object store of OPENWORLD_STORE if it is set."""
-    return settings_from(StorageSettings, {"data": arguments.data}).open_storage()
+    return settings_from(StorageSettings, {"data": arguments.data}).open_storage(test=not read_only)
 
 
 def require_data(settings: StorageSettings) -> None:

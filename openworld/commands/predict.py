@@ -74,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _open_folder(arguments: argparse.Namespace) -> Predictor:
-    store = VersionStore(open_data(arguments))
+    store = VersionStore(open_data(arguments, read_only=True))
     version = store.current() if arguments.version is None else arguments.version
     if version is None:
         raise NothingLearned(f"nothing is learned yet. Start with: openworld learn FOLDER --data {store.root}")

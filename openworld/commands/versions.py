@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
         _mark(VersionStore(open_data(arguments)), arguments.keep, arguments.release)
     url = None if marks else remote.find_service(arguments, read_only=arguments.activate is None)
     if url is None:
-        document = _of_folder(open_data(arguments), arguments.activate)
+        document = _of_folder(open_data(arguments, read_only=arguments.activate is None), arguments.activate)
     else:
         document = _of_service(url, arguments.activate)
     if arguments.json:

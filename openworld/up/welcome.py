@@ -74,7 +74,7 @@ def _learned(server: ServiceSettings, version: int) -> str:
     if not version:
         return ""
     with suppress(StoreError, OSError):
-        classes = len(VersionStore(server.open_storage()).manifest(version).classes)
+        classes = len(VersionStore(server.open_storage(test=False)).manifest(version).classes)
         return f"{version}, with {classes} class{'es' if classes != 1 else ''}"
     return str(version)
 
