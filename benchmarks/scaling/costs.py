@@ -1,8 +1,9 @@
 """`python -m benchmarks.scaling.costs --json OUT`: what a request, a task and a swap cost beside CPU time.
 
 Starts the whole service (`openworld up`, offline default backbone) with a Redis server of its own and counts: commands
-of Redis while nothing happens, per answered image and per learned task; memory of Redis per task; disk per task; reads
-from the storage per swap, by a server that has the version before. Counts do not depend on other work of the machine.
+of Redis while nothing happens, per answered image and per learned task; memory of Redis per task; disk per task;
+requests to an object store per swap, by a server that has the version before. Counts do not depend on other work of
+the machine.
 """
 
 from __future__ import annotations
@@ -19,8 +20,11 @@ from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
+import obstore
 import redis
+from obstore.store import MemoryStore
 
 from benchmarks.accuracy.data import ImageSet
 from benchmarks.machine import machine
@@ -28,8 +32,11 @@ from benchmarks.scaling.learning import learn, stream
 from benchmarks.serving.load import HOST
 from benchmarks.serving.process import free_port, running, stop
 from models.inference.model_cache import ModelCache
-from models.storage import LocalFiles, Stored
+from models.storage import LocalFiles, object_store
+from models.storage.object_cache import ObjectCache
+from models.storage.object_store import ObjectStorage
 from models.versions.store import VersionStore
+from openworld.migration import migrate
 from openworld.up.embedded_redis import find_binary
 from service.client import Client
 from tasks.queue import connect
@@ -77,40 +84,49 @@ def disk(data: Path) -> dict[str, int]:
     return {name: sum(path.stat().st_size for path in (data / name).rglob("*") if path.is_file()) for name in FOLDERS}
 
 
-class CountingFiles(LocalFiles):
-    """Local files that count what would be requests to an object store."""
+class CountingClient:
+    """The functions of obstore, with the number of calls and of bytes read."""
 
-    def __init__(self, root: Path) -> None:
-        super().__init__(root)
+    def __init__(self) -> None:
         self.forget()
 
     def forget(self) -> None:
-        self.reads, self.bytes_read = Counter[str](), 0
+        self.requests, self.bytes_read = Counter[str](), 0
 
-    def get(self, key: str) -> bytes:
-        data = super().get(key)
-        self.reads[key.partition("/")[0]] += 1
-        self.bytes_read += len(data)
-        return data
+    def __getattr__(self, name: str) -> Any:
+        function = getattr(obstore, name)
 
-    def list(self, prefix: str) -> Iterator[Stored]:
-        self.reads[f"list {prefix}"] += 1
-        return super().list(prefix)
+        def counted(client: Any, *arguments: Any, **more: Any) -> Any:
+            key = str(arguments[0]) if arguments else ""
+            self.requests[f"{name} {key.partition('/')[0]}"] += 1
+            found = function(client, *arguments, **more)
+            if name == "get":
+                self.bytes_read += found.meta["size"]
+            return found
+
+        return counted
 
 
-def swap_costs(data: Path) -> dict[str, Any]:
-    """Reads of a server that has the version before the current one, from CURRENT to the loaded model."""
-    files = CountingFiles(data)
-    store = VersionStore(files)
-    current = store.current_manifest()
+def swap_costs(data: Path, work: Path) -> dict[str, Any]:
+    """Requests of a server that has the version before the current one, from CURRENT to the loaded model.
+
+    The versions are in an object store in memory: the requests are those of any other.
+    """
+    current = VersionStore(data).current_manifest()
     assert current is not None
     assert current.parent is not None
-    models = ModelCache(store)
-    before = models.load(current.parent)
-    files.forget()
-    after = models.load(store.current() or 0)
+    client, memory = CountingClient(), MemoryStore()
+    migrate(LocalFiles(data), ObjectStorage(memory, "memory:", work / "filled", ObjectCache(work / "filled", 2**30)))
+    with patch.object(object_store, "obstore", client):
+        store = VersionStore(ObjectStorage(memory, "memory:", work / "server", ObjectCache(work / "server", 2**30)))
+        models = ModelCache(store)
+        client.forget()
+        before = models.load(current.parent)
+        first = {"requests": dict(client.requests), "bytes": client.bytes_read}
+        client.forget()
+        after = models.load(store.current() or 0)
     assert (before.manifest.version, after.manifest.version) == (current.parent, current.version)
-    return {"reads": dict(files.reads), "bytes": files.bytes_read}
+    return {"first": first, "swap": {"requests": dict(client.requests), "bytes": client.bytes_read}}
 
 
 def measure(work: Path, tasks: int) -> dict[str, Any]:
@@ -151,7 +167,7 @@ def measure(work: Path, tasks: int) -> dict[str, Any]:
         "redis_commands_of_tasks": dict(calls.most_common(12)),
         "redis_bytes_per_task": round(memory / tasks),
         "disk_bytes_per_task": used,
-        "swap": swap_costs(data),
+        "object_store": swap_costs(data, work),
     }
 
 
