@@ -57,7 +57,7 @@ def print_report(manifest: Manifest) -> None:
         "images": ", ".join(f"{name} ({n})" for name, n in metrics["images_per_class"].items()),
         "estimate": estimate(metrics),
         "never seen": _threshold(manifest),
-        "rule": manifest.rule["name"],
+        "rule": _rule(manifest),
         "capacity": f"{percent(capacity['used_max'])} of {capacity['bottleneck']} units in the fullest adapter, "
         f"{percent(capacity['used_mean'])} on average",
         "backbone": f"{backbone['name']} (weights: {backbone['source']})",
@@ -67,6 +67,15 @@ def print_report(manifest: Manifest) -> None:
     for name, fact in facts.items():
         grid.add_row(name, Text(fact))
     out.print(grid)
+
+
+def _rule(manifest: Manifest) -> str:
+    """The rule, and why it weighs the networks or does not."""
+    name, gain = manifest.rule["name"], manifest.metrics.get("networks")
+    if gain is None:
+        return str(name)
+    with_networks, without = f"{gain['networks']:.3f}", f"{gain['closed_form']:.3f}"
+    return f"{name} (cross-entropy on held-out images {with_networks} with the networks, {without} without)"
 
 
 def estimate(metrics: Mapping[str, Any]) -> str:

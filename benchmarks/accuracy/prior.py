@@ -92,7 +92,10 @@ def versions(tokens: TokenCache, images: ImageSet, size: tuple[int, int], per_cl
         rows = (rows - model.novelty.centre[:-1]) / model.novelty.scale[:-1]
         found.append(Version(terms.astype(np.float32), labels[known], rows, known))
 
-    learn(tokens, tasks, fresh, settings_of("ours", seed, Prior()), on_learned)
+    settings = settings_of("ours", seed, Prior())
+    # The weights of the networks' evidence are wanted, whether or not a version of this stream would use it.
+    recipe = settings.recipe.model_copy(update={"networks": "always"})
+    learn(tokens, tasks, fresh, settings.model_copy(update={"recipe": recipe}), on_learned)
     return found
 
 

@@ -79,6 +79,18 @@ class Evidence:
             frozen,
         )
 
+    def rows(self, rows: NDArray[np.bool_]) -> Evidence:
+        """The evidence about some images."""
+        return Evidence(
+            self.counts,
+            self.class_logits[rows],
+            self.ood_logits[rows],
+            self.class_distances[rows],
+            self.class_cosines[rows],
+            self.frozen.rows(rows),
+            None if self.ran is None else self.ran[rows],
+        )
+
     @cached_property
     def starts(self) -> NDArray[np.int64]:
         """The first class of each task: (T,)."""

@@ -127,6 +127,7 @@ def version_detail(store: VersionStore, number: int) -> VersionDetail:
         flag=manifest.settings.get("flag"),
         reference=novelty["known"],
         simulated=novelty["simulated"],
+        networks=metrics.get("networks"),
         reports=[TaskReport(**row) for row in metrics.get("tasks", [])],
         advice=_advice(metrics.get("advice"), ImageStore(store.storage)),
         edit=metrics.get("edit"),

@@ -96,6 +96,17 @@ class TaskReport(BaseModel):
     auc_after: float | None = None
 
 
+class NetworkGain(BaseModel):
+    """What the tasks' networks add to the class decision: mean cross-entropies on held-out images, cross-validated.
+
+    The networks count if theirs is lower.
+    """
+
+    closed_form: float = Field(description="with the frozen backbone's evidence only")
+    networks: float = Field(description="with the networks' evidence")
+    error: float = Field(description="the standard error of the difference")
+
+
 class VersionDetail(BaseModel):
     """One version, with the scores that its threshold was fitted on."""
 
@@ -111,7 +122,8 @@ class VersionDetail(BaseModel):
     aliases: dict[str, str | None] = Field(description="merged classes, and retired ones (null)")
     accuracy: Accuracy = None
     novelty_auc: NoveltyAuc = None
-    rule: str
+    rule: str = Field(description="fitted, paper, provisional, or closed form: the networks did not improve on it")
+    networks: NetworkGain | None = Field(None, description="the comparison behind it; null if there was none")
     weights: dict[str, float] = Field(description="the weights of the rule, by the name of the evidence")
     novelty_weights: dict[str, float] = Field(
         description="the weights of the novelty score, by the name of the summary"

@@ -46,6 +46,7 @@ TINY_SETTINGS: dict[str, Any] = {
     # product's weights are measured on photographs, and measured again with every change of the learner.
     "windowed": False,
     "back_solver": "sgd",
+    "networks": "always",  # most tests are about the networks
     "prior": Prior(
         rule={
             "probability": 0.346,

@@ -14,6 +14,7 @@ from models.inference.rules import Rule
 from models.network.adapted_blocks import tensors_of
 from trainer.learning.advice import advise, frozen_rule
 from trainer.learning.calibration import Target, fit_cascade, fit_novelty, fit_rule, paper_novelty
+from trainer.learning.closed_form import NetworkGain, fit_closed_form, network_gain
 from trainer.learning.gate import Verdict, auc, judge
 from trainer.learning.leave_out import LeaveOut
 from trainer.learning.memory import Samples, spread_over_classes
@@ -32,8 +33,8 @@ def evaluate(
 ) -> tuple[Model, Verdict]:
     """The model with its decisions, and the gate's verdict.
 
-    Which class is fitted on held-out images, because the networks have seen all others. Whether novel is fitted on all
-    kept images, because it weighs frozen evidence only.
+    Which class is fitted on held-out images, because the networks have seen all others; if the networks do not improve
+    it, the version answers in closed form. Whether novel is fitted on all kept images: it weighs frozen evidence only.
     """
     labels = choose_images(samples, settings.recipe.calibration_images, rng)
     keys, column = list(labels), {name: c for c, name in enumerate(model.classes)}
@@ -63,6 +64,7 @@ def evaluate(
     after = model.evidence(features, scores)
     target = Target(settings.accept, settings.flag)
     novelty_auc: float | None
+    gain: NetworkGain | None = None
     fitted = replace(fit_rule(after, columns[rows], settings.recipe.prior), cascade=cascade)
     if not left.any():  # the kept images were deleted: the parent's decision stays
         rule, novelty, novelty_auc = (
@@ -76,6 +78,10 @@ def evaluate(
         novelty_auc = auc(novelty.known, novelty.simulated)
     else:
         rule = fitted
+        if settings.recipe.networks == "if they pay":
+            gain = network_gain(after, rows, left_out, columns, settings.recipe.prior, rng)
+            if gain is None or not gain.pays:
+                rule = fit_closed_form(left_out, columns, settings.recipe.prior)
         simulations = simulated_novelty(kept, rng)
         novelty = fit_novelty(left_out, simulations, settings.recipe.prior, target)
         novelty_auc = simulated_auc(novelty, simulations) if simulations else None
@@ -85,11 +91,11 @@ def evaluate(
     advice = advise(left_out, frozen_rule(fitted, left_out, columns), keys, columns, model.labels, model.frozen.counts)
     if not parent.tasks:
         verdict = judge(None, model, None, after, names, novelty_auc, settings)
-        return model, replace(verdict, advice=advice)
+        return model, replace(verdict, advice=advice, networks=gain)
     features = replace(features, tasks=features.tasks[: len(parent.tasks)], ran=ran_before)
     before = parent.evidence(features, before_scores)
     verdict = judge(parent, model, before, after, names, novelty_auc, settings)
-    return model, replace(verdict, advice=advice)
+    return model, replace(verdict, advice=advice, networks=gain)
 
 
 def _cascade(

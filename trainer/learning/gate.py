@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from models.inference.evidence import Evidence
 from models.inference.model import Model
 from trainer.learning.advice import Advice
+from trainer.learning.closed_form import NetworkGain
 from trainer.learning.settings import LearnerSettings
 
 
@@ -35,6 +36,7 @@ class Verdict:
     accuracy: float | None = None  # over all classes
     novelty_auc: float | None = None  # known images against images of classes that were left out in turn
     advice: Advice = field(default_factory=Advice)  # what would help the next version
+    networks: NetworkGain | None = None  # what they add to the class decision; None if it was not compared
 
     @property
     def accepted(self) -> bool:

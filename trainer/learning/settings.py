@@ -35,6 +35,7 @@ class Recipe(BaseModel):
     # Of kept images, per back-update of a head and to fit the rule: every network runs for each of them. Paper: all.
     network_images: int | None = Field(500, ge=1)
     hold_out: float = Field(0.2, gt=0, lt=0.5)  # share of a class that no network is trained on, for calibration
+    networks: Literal["if they pay", "always"] = "if they pay"  # whether their evidence counts in the fitted rule
     cascade_share: float = Field(0.99, gt=0, le=1)  # of left-out images, whose own network the cascade's margin runs
     calibration_images: int = Field(1000, ge=1)  # used in one calibration at most, the same number of each class
     prior: Prior = Prior()

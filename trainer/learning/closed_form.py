@@ -1,0 +1,105 @@
+"""The class decision without networks, and whether the networks' evidence improves on it.
+
+A network that saw tens of images per class may know no more than the frozen feature that it starts from. Its evidence
+then adds noise only, and a version that answers in closed form is better and costs less per image.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.inference.evidence import Evidence, Floats, FrozenScores, log_softmax
+from models.inference.rules import FROZEN_TERMS, Rule
+from trainer.learning.advice import frozen_rule
+from trainer.learning.calibration import fit_rule, prior_weights
+from trainer.learning.prior import Prior
+
+NAME = "closed form"
+FOLDS = 2  # every fold costs another fit of the rule
+NEWTON_STEPS = 20
+
+
+@dataclass(frozen=True)
+class NetworkGain:
+    """The mean cross-entropy of both rules on held-out images, each image under weights that were fitted without it."""
+
+    closed_form: float
+    networks: float
+    error: float  # the standard error of the difference, for people
+
+    @property
+    def pays(self) -> bool:
+        """Whether the networks are better. To ask for more, a whole error, would lose accuracy: errors are as large."""
+        return self.networks < self.closed_form
+
+
+def fit_closed_form(left_out: FrozenScores, columns: NDArray[np.int64], prior: Prior) -> Rule:
+    """The weights of the frozen terms with the least cross-entropy on left-out images, drawn toward the prior.
+
+    The prior says how the terms compare. Their common scale follows from the images: the prior's own is that of a rule
+    which weighs the networks too.
+    """
+    rows = np.asarray(~np.isnan(left_out.ridge).any(axis=1))
+    known, own = left_out.rows(rows), columns[rows]
+    start = frozen_rule(Rule(NAME, prior_weights(known, prior)), left_out, columns)
+    if len(own) == 0 or known.ridge.shape[1] < 2:
+        return start
+    terms = np.stack([known.term(name) for name in FROZEN_TERMS], axis=2)  # (n, C, terms)
+    deviation = terms.std(axis=1).mean(axis=0)
+    scale = np.where(deviation > 1e-9, deviation, 1.0)
+    first = np.array([start.weights[name] for name in FROZEN_TERMS]) * scale
+    weights = np.maximum(_least_cross_entropy(terms / scale, own, first, prior.rule_strength), 0.0) / scale
+    return Rule(NAME, dict(zip(FROZEN_TERMS, weights.tolist(), strict=True)))
+
+
+def _least_cross_entropy(terms: Floats, columns: NDArray[np.int64], start: Floats, strength: float) -> Floats:
+    """Newton's method on a convex loss: the cross-entropy of a softmax, and a quadratic penalty around `start`."""
+    weights = start
+    right = terms[np.arange(len(columns)), columns].sum(axis=0)
+    for _ in range(NEWTON_STEPS):
+        shares = np.exp(log_softmax(terms @ weights))  # (n, C)
+        expected = np.einsum("nc,nct->nt", shares, terms)
+        gradient = expected.sum(axis=0) - right + strength * (weights - start)
+        weighted = np.einsum("nct,ncu->tu", terms * shares[:, :, None], terms, optimize=True)
+        step = np.linalg.solve(weighted - expected.T @ expected + strength * np.eye(len(start)), gradient)
+        weights = weights - step / max(1.0, float(np.abs(step).max()))  # far from the optimum a full step overshoots
+        if float(np.abs(step).max()) < 1e-6:
+            break
+    return weights
+
+
+def network_gain(
+    evidence: Evidence,
+    held_out: NDArray[np.bool_],
+    left_out: FrozenScores,
+    columns: NDArray[np.int64],
+    prior: Prior,
+    rng: np.random.Generator,
+) -> NetworkGain | None:
+    """Compare both rules by cross-validation over the held-out images, which no network has seen; None for one image.
+
+    `evidence` is theirs; `held_out` says which of the left-out images, of classes `columns`, they are. The closed form
+    is fitted on all left-out images of the other folds: it does not need images that the networks have not seen.
+    """
+    places = np.flatnonzero(held_out)
+    if len(places) < FOLDS:
+        return None
+    fold = np.full(len(columns), -1)
+    fold[places] = rng.permutation(np.arange(len(places)) % FOLDS)
+    losses = np.zeros((2, len(places)))
+    for k in range(FOLDS):
+        inside, own = fold[places] == k, fold == k
+        rules = (
+            fit_closed_form(left_out.rows(~own), columns[~own], prior),
+            fit_rule(evidence.rows(~inside), columns[places[~inside]], prior),
+        )
+        for row, rule in zip(losses, rules, strict=True):
+            shares = log_softmax(rule.log_scores(evidence.rows(inside)))
+            row[inside] = -shares[np.arange(int(inside.sum())), columns[places[inside]]]
+    gains = losses[0] - losses[1]
+    return NetworkGain(
+        closed_form=float(losses[0].mean()),
+        networks=float(losses[1].mean()),
+        error=float(gains.std(ddof=1) / np.sqrt(len(gains))),
+    )
