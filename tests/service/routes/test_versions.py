@@ -32,6 +32,7 @@ METRICS = {
     "reasons": [],
     "accuracy": 0.88,
     "novelty_auc": 0.79,
+    "networks": {"closed_form": 0.31, "networks": 0.35, "error": 0.02},
     "capacity": {"bottleneck": 64, "used_mean": 0.2, "used_max": 0.3},
     "seconds": 12.5,
     "images": 24,
@@ -92,6 +93,8 @@ def test_the_reports_of_the_gate_are_those_of_the_manifest(tmp_path: Path) -> No
     detail = version_detail(store, number)
     assert [report.model_dump() for report in detail.reports] == [REPORT]
     assert detail.capacity == METRICS["capacity"]
+    assert detail.networks is not None
+    assert detail.networks.model_dump() == METRICS["networks"]
     assert (detail.seconds, detail.accept, detail.learned) == (12.5, 0.95, {"cat": 12, "dog": 12})
     assert (detail.reference, detail.simulated) == ([-3.0, -2.0, -1.0], [-5.0, -4.0])  # JSON has no infinity
     assert (detail.threshold, detail.novel_above, detail.flag) == (-2.5, 0.3, 0.8)
