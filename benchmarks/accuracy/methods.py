@@ -19,11 +19,13 @@ from trainer.learning.learner import Learned, Learner
 from trainer.learning.memory import Samples
 from trainer.learning.prior import Prior
 from trainer.learning.progress import Listener, Progress
+from trainer.learning.provisional import ProvisionalModel, provisional_model
 from trainer.learning.settings import PAPER, LearnerSettings, Recipe
 from trainer.learning.tokens import TokenCache
 
 ABOUT = {
     "ours": "the default settings",
+    "provisional": "ours in the seconds before the last task is learned: its classes, and all others, in closed form",
     "paper": "MORE as published: training, rule, novelty score and memory of 200 images (preset `paper`)",
     "paper-no-coefficient": "ablation: Eq. base_prediction, no distance coefficient",
     "paper-no-back": "ablation: heads as their own task left them",
@@ -48,6 +50,7 @@ class Learning:
     """A version and the evidence of the test images under it."""
 
     learned: Learned
+    provisional: ProvisionalModel | None  # before it; None with the paper's rule
     evidence: Evidence
     first_heads: Mapping[int, Head]  # as their own task left them
     test: Features
@@ -70,6 +73,9 @@ def learn(
     # The trunk is part of the first task's seconds otherwise, or not if an earlier run stored its tokens.
     tokens.prepare([key for task in tasks for keys in task.values() for key in keys])
     for number, task in enumerate(tasks):
+        before = None
+        if settings.weighs_frozen_evidence:
+            before = provisional_model(tokens, model, samples, {"pending": task}, settings)
         started = time.monotonic()
         progress = Progress(f"{number + 1} of {len(tasks)}", listener)
         learned = learner.learn(model, samples, task, Checkpoint(None), progress)
@@ -78,7 +84,7 @@ def learn(
         if learned.new_head is not None:
             first_heads[number] = learned.new_head
         test = replace(test, tasks=[*test.tasks, tokens.features(test_keys, tensors_of(model.tasks[-1]))])
-        on_learned(Learning(learned, model.evidence(test), dict(first_heads), test, seconds))
+        on_learned(Learning(learned, before, model.evidence(test), dict(first_heads), test, seconds))
     return model
 
 
@@ -112,7 +118,11 @@ def _steps(group: str, learning: Learning) -> dict[str, Step]:
     if group == "hat":
         return {"hat": _plain(model, evidence.class_logits, learning.seconds)}
     if group == "ours":
-        return {"ours": served(learning)}
+        out = {"ours": served(learning)}
+        if (early := learning.provisional) is not None:
+            scores = early.model.evidence(learning.test)
+            out["provisional"] = answered(early.model, scores, early.accuracy, early.novelty_auc)
+        return out
     before = model.with_heads(learning.first_heads).evidence(learning.test)
     scored = {
         "paper-no-coefficient": NO_COEFFICIENT.log_scores(evidence),
@@ -128,18 +138,17 @@ def _plain(model: Model, scores: Floats, seconds: float | None = None) -> Step:
 
 
 def served(learning: Learning) -> Step:
-    """Scores, flags and p_novel as the service answers them."""
-    model, verdict = learning.learned.model, learning.learned.verdict
-    log_scores = model.rule.log_scores(learning.evidence)
-    novelty = model.novelty.scores(summaries(learning.evidence, log_scores))
+    """Scores, flags and p_novel of the learned version as the service answers them."""
+    verdict = learning.learned.verdict
+    return answered(learning.learned.model, learning.evidence, verdict.accuracy, verdict.novelty_auc, learning.seconds)
+
+
+def answered(
+    model: Model, evidence: Evidence, accuracy: float | None, novelty_auc: float | None, seconds: float | None = None
+) -> Step:
+    """What the service answers with a model; `accuracy` and `novelty_auc` are what its version says of itself."""
+    log_scores = model.rule.log_scores(evidence)
+    novelty = model.novelty.scores(summaries(evidence, log_scores))
     p_novel = model.novelty.p_novel(novelty)
-    return Step(
-        log_scores,
-        model.task_of_class,
-        novelty,
-        p_novel > model.novelty.novel_above,
-        p_novel,
-        verdict.accuracy,
-        verdict.novelty_auc,
-        learning.seconds,
-    )
+    flags = p_novel > model.novelty.novel_above
+    return Step(log_scores, model.task_of_class, novelty, flags, p_novel, accuracy, novelty_auc, seconds)

@@ -17,7 +17,7 @@ from matplotlib.ticker import MaxNLocator
 from benchmarks.accuracy import baselines, methods, product_v1
 from benchmarks.accuracy.bootstrap import interval
 from benchmarks.accuracy.cells import outcomes
-from benchmarks.accuracy.checks import UPPER_BOUNDS, acceptance
+from benchmarks.accuracy.checks import NO_RIVALS, acceptance
 from benchmarks.accuracy.streams import SUITES
 
 ABOUT = {**methods.ABOUT, **product_v1.ABOUT, **baselines.ABOUT}
@@ -69,7 +69,7 @@ def differences(table: Table) -> list[dict[str, Any]]:
     out = []
     for (data, per_class), rows in table.items():
         for figure in ("last", "ai_auc"):
-            others = {name: row for name, row in rows.items() if name != "ours" and name not in UPPER_BOUNDS}
+            others = {name: row for name, row in rows.items() if name != "ours" and name not in NO_RIVALS}
             if "ours" not in rows or not others:
                 continue
             best = max(others, key=lambda name: others[name]["mean"][figure])
@@ -196,7 +196,7 @@ def _best(rows: dict[str, dict[str, Any]], figure: str) -> str | None:
     values = {
         name: row["mean"][figure]
         for name, row in rows.items()
-        if name not in UPPER_BOUNDS and row["mean"][figure] is not None
+        if name not in NO_RIVALS and row["mean"][figure] is not None
     }
     return max(values, key=lambda name: values[name]) if values else None
 

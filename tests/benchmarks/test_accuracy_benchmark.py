@@ -105,7 +105,7 @@ def test_a_run_reports_resumes_and_compares_with_the_reference(
     report = json.loads((out / "accuracy-short.json").read_text())
     rows = report["results"]["caltech, 20 images per class"]
     paper = {"paper", "paper-no-coefficient", "paper-no-back", "paper-neither"}
-    assert set(rows) == {"ours", *paper, "slda", "ncm", "ranpac", "knn", "joint"}
+    assert set(rows) == {"ours", "provisional", *paper, "slda", "ncm", "ranpac", "knn", "joint"}
     for row in rows.values():
         assert len(row["results"][0]["accuracy"]) == len(row["results"][0]["auc"]) == 3
         assert row["results"][0]["theorem_1"]["largest_relative_gap"] < 1e-9
