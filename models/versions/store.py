@@ -16,8 +16,8 @@ The *lineage* is the current version, its parent, and so on to the first version
 lineage learned it: after a roll back, tasks of later versions can be learned again. Publishing and activating are
 compare-and-set operations on `CURRENT`. Writers of local files hold one lock; readers need none.
 
-On a shared storage (an object store) there is no lock: creating the manifest decides who has its number, and replacing
-`CURRENT` who is current. A writer that was overtaken fails with StaleParent, however long it was stopped in between. It
+On a shared storage (an object store) there is no lock: the writer that creates a manifest has its number, and the one
+that replaces `CURRENT` has the current version. A writer that was overtaken fails with StaleParent, however long it was stopped in between. It
 removes nothing, because another writer may use the same contents or the same attempt; `openworld prune` does, later.
 """
 
@@ -146,7 +146,7 @@ class VersionStore(VersionReader):
         number = change_number(before) or self._log.last_number()
         changed = f"{version_number(before)} {number + 1}\n"
         if not self.storage.compare_and_set(CURRENT, before, changed.encode()):
-            raise StaleParent("another version became current meanwhile: try again")
+            raise StaleParent("another version became current before this one: try again")
 
     def add_graph(self, data: bytes) -> str:
         """Store an ONNX graph by its hash; a damaged copy is replaced."""
@@ -157,7 +157,7 @@ class VersionStore(VersionReader):
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the lock of all writers, if the storage has one: no version is being published meanwhile."""
+        """Hold the lock of all writers, if the storage has one: no version is published until it is released."""
         with self.storage.locked(".lock"):
             yield
 

@@ -110,7 +110,7 @@ class InboxOwner:
             "this server %s the inbox: %d novelties, read in %.1f s",
             *("has read" if again else "owns", sum(inbox.counts().values()), time.monotonic() - started),
         )
-        # In another thread: it lists the images, and the lease must be renewed meanwhile.
+        # In another thread: it lists the images, and the lease must be renewed until it has.
         threading.Thread(target=self._match_images, args=[inbox], name="inbox-images", daemon=True).start()
 
     def _match_images(self, inbox: SharedInbox) -> None:

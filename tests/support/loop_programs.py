@@ -37,7 +37,7 @@ from trainer import context
 from trainer import publish as publishing
 from trainer.learning.progress import Event
 from trainer.learning.settings import LearnerSettings
-from trainer.worker import worker
+from trainer.worker import lease_keeper, worker
 
 # The programs are forked from a process that has imported this module: the import of torch takes longer than most
 # tests. It has no threads and runs none of the code under test.
@@ -186,7 +186,7 @@ def _arm_trainer() -> None:
     files._write_all = writing
     FeatureCache._append = appending  # type: ignore[method-assign]
     worker.prepare_backbone = lambda *arguments: None  # type: ignore[assignment]
-    work, on_event = worker.Worker.work, worker._LeaseKeeper.on_event
+    work, on_event = worker.Worker.work, lease_keeper.LeaseKeeper.on_event
     publish = worker.Lease.publish
 
     def working(self: Any, lease: Any) -> None:
@@ -205,5 +205,5 @@ def _arm_trainer() -> None:
         return publish(self, *arguments)
 
     worker.Worker.work = working  # type: ignore[method-assign]
-    worker._LeaseKeeper.on_event = on_event_then_fault  # type: ignore[method-assign]
+    lease_keeper.LeaseKeeper.on_event = on_event_then_fault  # type: ignore[method-assign]
     worker.Lease.publish = publishing_  # type: ignore[method-assign]

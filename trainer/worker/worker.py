@@ -3,10 +3,7 @@
 **A task that this process has claimed ends as one version, or as one rejection or failure with its reason, or returns
 to the queue. If the process is killed, another worker resumes after the last finished epoch.**
 
-A background thread renews the lease, because an epoch may take longer than a lease, and sends the progress, so that
-**learning goes on while Redis does not answer**. After every unit of work that the learner reports, the worker checks
-whether to go on: told to stop, or if the task is to be cancelled, it hands the task back; if it has lost the lease, it
-drops the task, because another worker has it.
+**Learning goes on while Redis does not answer**: a background thread talks to the queue (`lease_keeper`).
 """
 
 import logging
@@ -14,9 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict
 from functools import partial
-from typing import Literal, Self
 
 from models.backoff import Backoff
 from models.errors import OpenWorldError, StoreError
@@ -25,7 +20,7 @@ from models.storage import DataFolder, Storage, is_unavailable, storage_of
 from models.versions.store import VersionStore
 from tasks.errors import BatchError, LeaseLost, QueueUnavailable, UnknownTask
 from tasks.images import ErasureFollower, erase_copies, erased_images
-from tasks.queue import Lease, Task, TaskProgress, TaskQueue
+from tasks.queue import Lease, Task, TaskQueue
 from trainer.context import prepare_backbone
 from trainer.data_folder import Turn, training_lock
 from trainer.learning.checkpoint import checkpointed_tasks, remove_checkpoint
@@ -33,31 +28,19 @@ from trainer.learning.progress import Event
 from trainer.learning.settings import LearnerSettings
 from trainer.parent import Submission
 from trainer.publish import RefinementDropped, learn_batch
+from trainer.worker.lease_keeper import Interrupted, LeaseGone, LeaseKeeper
 from trainer.worker.metrics import WorkerMetrics
 from trainer.worker.pending import PendingTasks, submission_of, submissions_of
 
 log = logging.getLogger(__name__)
 
-REPORT_SECONDS = 0.5  # between two progress reports to Redis
-RENEWALS_PER_LEASE = 3
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 15.0  # seconds between attempts to reach the queue
 PAUSED_SECONDS = 1.0  # between two looks at the queue while refinement is paused
 
 Report = Callable[[], Task]  # records the end of a task in the queue
 
 
-class _Interrupted(BaseException):
-    """Leaves the learner without its rollback, so that the next attempt resumes from the checkpoint.
-
-    Like KeyboardInterrupt, it is not an Exception.
-    """
-
-
-class _LeaseGone(_Interrupted):
-    """Another worker holds the task."""
-
-
-class _CannotWrite(_Interrupted):
+class _CannotWrite(Interrupted):
     """The task waits until there is space, or the object store answers: that is no failed attempt."""
 
 
@@ -87,7 +70,7 @@ class Worker:
         """Make `run` return after the current unit of work. Safe to call from a signal handler."""
         self._stopping.set()
         if self._preparing == threading.get_ident():
-            raise _Interrupted
+            raise Interrupted
 
     def run(self) -> None:
         """Work on tasks until `stop` is called."""
@@ -134,7 +117,7 @@ class Worker:
             log.info("ready for the first task")
         except OpenWorldError as error:
             log.error("no task can be learned now: %s", error)
-        except _Interrupted:
+        except Interrupted:
             log.info("stopping before the backbone was exported")
         finally:
             self._preparing = None
@@ -145,16 +128,16 @@ class Worker:
         log.info("learning task %s: %s (attempt %d)", task.id, ", ".join(task.classes), task.attempts)
         started, pause = time.monotonic(), 0.0
         try:
-            with _LeaseKeeper(lease, self._queue, self._metrics, self._stopping) as keeper:
+            with LeaseKeeper(lease, self._queue, self._metrics, self._stopping) as keeper:
                 report = self._learn(lease, keeper)
-        except _LeaseGone:
+        except LeaseGone:
             log.warning("another worker took over task %s; dropping it here", task.id)
             return
         except _CannotWrite as error:
             reason = "the data folder is full or read-only" if is_full(error) else "the object store does not answer"
             log.error("task %s waits, %s: %s", task.id, reason, error)
             report, pause = lease.hand_back, self._disk_backoff.next()
-        except _Interrupted:
+        except Interrupted:
             log.info("handing task %s back to the queue", task.id)
             report = lease.hand_back
         ended = self._report(task, report)
@@ -165,7 +148,7 @@ class Worker:
             pause = FIRST_PAUSE * task.attempts  # it failed and was requeued: the cause may pass
         self._stopping.wait(pause)
 
-    def _learn(self, lease: Lease, keeper: "_LeaseKeeper") -> Report:
+    def _learn(self, lease: Lease, keeper: LeaseKeeper) -> Report:
         waiting = Event(lease.task.id, "waiting for another training", 0, 0, None, 0.0, None)
         try:
             outcome = learn_batch(
@@ -215,7 +198,7 @@ class Worker:
         self._announce(manifest.version)
         return lambda: lease.publish(manifest.version, result)
 
-    def _on_provisional(self, keeper: "_LeaseKeeper", submission: Submission, version: int) -> None:
+    def _on_provisional(self, keeper: LeaseKeeper, submission: Submission, version: int) -> None:
         keeper.unrecorded.append((submission.task_id, version, submission.id))
         self._announce(version)
 
@@ -275,84 +258,3 @@ class _RemoteErasures:
             erase_copies(self._storage, self._follower.new())
         except (OSError, StoreError) as error:
             log.error("copies of erased images may remain on this machine: %s", error)
-
-
-class _LeaseKeeper:
-    """Renews the lease in a thread, reports the learner's progress, and interrupts the learner when it must stop."""
-
-    def __init__(self, lease: Lease, queue: TaskQueue, metrics: WorkerMetrics, stopping: threading.Event) -> None:
-        self._lease, self._queue, self._metrics, self._stopping = lease, queue, metrics, stopping
-        self._thread = threading.Thread(target=self._talk_to_queue, name="lease", daemon=True)
-        self._done, self._give_back, self._lost = threading.Event(), threading.Event(), threading.Event()
-        self._unsent: Event | None = None  # the last event, until it is sent
-        self._losses: list[float] = []
-        self._checkpoint = 0  # finished epochs
-        self.waiting: list[Task] = []  # those that were submitted during the training
-        self.unrecorded: list[tuple[str, int, str | None]] = []  # provisional versions: task, version, submission
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._done.set()
-        self._thread.join()
-
-    def on_event(self, event: Event) -> None:
-        """Called by the learner after each unit of work. Never waits for Redis."""
-        if event.loss is not None:
-            self._losses.append(event.loss)
-        self._metrics.beat()
-        self._metrics.progress.set(event.progress)
-        if event.saved:
-            self._checkpoint = event.epoch
-        self._unsent = event
-        if self._lost.is_set():
-            raise _LeaseGone
-        if self._give_back.is_set() or self._stopping.is_set():
-            raise _Interrupted
-
-    # In the thread
-
-    def _talk_to_queue(self) -> None:
-        """Send every new event, and renew the lease, until the task is done."""
-        renewal = self._queue.lease_seconds / RENEWALS_PER_LEASE
-        renewed, told = time.monotonic(), False
-        while not self._done.wait(min(REPORT_SECONDS, renewal)):
-            self._call_queue(self._look)
-            self._send_progress()
-            stopping = self._stopping.is_set()
-            if time.monotonic() - renewed >= renewal or stopping != told:
-                renewed, told = time.monotonic(), stopping
-                self._call_queue(partial(self._lease.renew, stopping=stopping))
-                self._call_queue(lambda: self._metrics.update_queue(self._queue))
-        self._send_progress()
-
-    def _look(self) -> bool:
-        """Record provisional versions, and see which tasks wait; True if refinement was paused."""
-        while self.unrecorded:
-            self._queue.record_provisional(*self.unrecorded[0])
-            del self.unrecorded[0]
-        self.waiting = self._queue.waiting(known=self.waiting)
-        return self._queue.paused
-
-    def _send_progress(self) -> None:
-        event, self._unsent = self._unsent, None
-        if event is not None:
-            self._call_queue(lambda: self._record(event))
-
-    def _record(self, event: Event) -> bool:
-        fields = {name: value for name, value in asdict(event).items() if name not in ("task", "saved")}
-        progress = TaskProgress(**fields, losses=tuple(self._losses))
-        state: Literal["learning", "evaluating"] = "evaluating" if event.phase == "evaluating" else "learning"
-        return self._lease.progress(progress, state, self._checkpoint)
-
-    def _call_queue(self, operation: Callable[[], bool | None]) -> None:
-        """`operation` returns True if the task is to be handed back: cancelled or paused."""
-        try:
-            if operation():
-                self._give_back.set()
-        except LeaseLost:
-            self._lost.set()
-        except QueueUnavailable as error:
-            log.warning("%s", error)  # keep learning: if the lease expires, a later call raises LeaseLost

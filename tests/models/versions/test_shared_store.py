@@ -152,7 +152,7 @@ def test_a_store_that_is_restarted_while_in_use_loses_nothing(own_seaweedfs: tup
 
 @pytest.mark.parametrize("step", ["written", "numbered", "logged"])
 def test_a_stopped_trainer_that_wakes_up_cannot_publish(store: VersionStore, step: str) -> None:
-    """Another trainer has published the task meanwhile, and an operator has rolled that back: A-B-A."""
+    """Another trainer has published the task since, and an operator has rolled that back: A-B-A."""
     publish(store, "task-1", None)
     zombie = start_trainer(store.storage, make_manifest("task-2", 1, submission="s"), f"{step} stopped")
     assert zombie.stdout is not None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -12,25 +11,15 @@ import pytest
 from service.errors import RateLimited
 from service.http.shared_rates import SharedRateLimiter
 from service.shared import RedisState
-from tests.support.redis_servers import PREFIX, REDIS_SERVERS, RedisServer
+from tests.support.redis_servers import PREFIX
 
 
-@pytest.fixture(scope="module", params=REDIS_SERVERS)
-def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    with RedisServer(tmp_path_factory.mktemp("redis"), request.param) as running:
-        yield running
-
-
-@pytest.fixture
-def state(server: RedisServer) -> Iterator[RedisState]:
-    with closing(RedisState(server.url, PREFIX)) as found:
-        found.client.flushall()
-        yield found
-
-
-def test_two_servers_share_the_bucket_of_a_key(state: RedisState) -> None:
+def test_two_servers_share_the_bucket_of_a_key(redis_state: RedisState) -> None:
     async def use() -> None:
-        with closing(SharedRateLimiter(state, 10, 4)) as one, closing(SharedRateLimiter(state, 10, 4)) as other:
+        with (
+            closing(SharedRateLimiter(redis_state, 10, 4)) as one,
+            closing(SharedRateLimiter(redis_state, 10, 4)) as other,
+        ):
             await one.admit("robot", 12)
             await other.admit("robot", 8)
             with pytest.raises(RateLimited, match="to all servers") as found:
@@ -43,9 +32,9 @@ def test_two_servers_share_the_bucket_of_a_key(state: RedisState) -> None:
     asyncio.run(use())
 
 
-def test_a_request_that_is_refused_later_gives_its_first_token_back(state: RedisState) -> None:
+def test_a_request_that_is_refused_later_gives_its_first_token_back(redis_state: RedisState) -> None:
     async def use() -> None:
-        with closing(SharedRateLimiter(state, 0.001, 4)) as limiter:
+        with closing(SharedRateLimiter(redis_state, 0.001, 4)) as limiter:
             await limiter.admit("robot", 1)
             await limiter.admit("robot", 1, paid=1)  # it had one image
             await limiter.admit("robot", 1)
@@ -63,14 +52,14 @@ def test_without_redis_each_server_limits_by_itself(tmp_path: Path, caplog: pyte
             await limiter.admit("robot", 4)
 
     with (
-        closing(RedisState(f"unix://{tmp_path}/absent.sock", PREFIX)) as state,
-        closing(SharedRateLimiter(state, 0.1, 4)) as limiter,
+        closing(RedisState(f"unix://{tmp_path}/absent.sock", PREFIX)) as redis_state,
+        closing(SharedRateLimiter(redis_state, 0.1, 4)) as limiter,
     ):
         asyncio.run(use(limiter))
     assert caplog.text.count("limited per server") == 1
 
 
-def test_no_rate_asks_nobody(tmp_path: Path) -> None:
-    with closing(RedisState(f"unix://{tmp_path}/absent.sock", PREFIX)) as state:
-        asyncio.run(SharedRateLimiter(state, 0, 4).admit("robot", 1000))
-        assert state.client.connection_pool._created_connections == 0  # type: ignore[attr-defined]
+def test_without_a_rate_redis_is_not_asked(tmp_path: Path) -> None:
+    with closing(RedisState(f"unix://{tmp_path}/absent.sock", PREFIX)) as redis_state:
+        asyncio.run(SharedRateLimiter(redis_state, 0, 4).admit("robot", 1000))
+        assert redis_state.client.connection_pool._created_connections == 0  # type: ignore[attr-defined]

@@ -18,41 +18,28 @@ from service.inference.shared_predictions import SharedPredictions
 from service.shared import RedisState, pack_sighting, unpack_sighting
 from tasks.errors import QueueUnavailable
 from tests.service.inference.test_recent_predictions import numbers, prediction
-from tests.support.redis_servers import PREFIX, REDIS_SERVERS, RedisServer
+from tests.support.redis_servers import PREFIX
 from tests.support.waiting import wait_until
-
-
-@pytest.fixture(scope="module", params=REDIS_SERVERS)
-def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    with RedisServer(tmp_path_factory.mktemp("redis"), request.param) as running:
-        yield running
-
-
-@pytest.fixture
-def state(server: RedisServer) -> Iterator[RedisState]:
-    with closing(RedisState(server.url, PREFIX)) as found:
-        found.client.flushall()
-        yield found
 
 
 @contextmanager
 def two_servers(
-    state: RedisState, max_bytes: int = 2**20, seconds: float = 60
+    redis_state: RedisState, max_bytes: int = 2**20, seconds: float = 60
 ) -> Iterator[tuple[SharedPredictions, SharedPredictions]]:
     with (
-        closing(SharedPredictions(state, max_bytes, seconds)) as one,
-        closing(SharedPredictions(state, max_bytes, seconds)) as other,
+        closing(SharedPredictions(redis_state, max_bytes, seconds)) as one,
+        closing(SharedPredictions(redis_state, max_bytes, seconds)) as other,
     ):
         yield one, other
 
 
-def kept(state: RedisState) -> tuple[int, int]:
+def kept(redis_state: RedisState) -> tuple[int, int]:
     """(number of predictions in Redis, their bytes as counted)"""
-    bytes_ = state.get("recent-bytes")
-    return len(list(state.client.scan_iter(f"{PREFIX}:recent:*"))), int(bytes_ or 0)
+    bytes_ = redis_state.get("recent-bytes")
+    return len(list(redis_state.client.scan_iter(f"{PREFIX}:recent:*"))), int(bytes_ or 0)
 
 
-def test_another_server_finds_a_prediction_with_all_that_is_known_of_it(state: RedisState) -> None:
+def test_another_server_finds_a_prediction_with_all_that_is_known_of_it(redis_state: RedisState) -> None:
     given = Sighting(
         data=b"\x00\xff image",
         prediction_id="prediction-1",
@@ -65,7 +52,7 @@ def test_another_server_finds_a_prediction_with_all_that_is_known_of_it(state: R
         embedding=np.arange(4, dtype=np.float32),
         label="äpfel",
     )
-    with two_servers(state) as (one, other):
+    with two_servers(redis_state) as (one, other):
         one.put(given)
         wait_until(lambda: other.get("prediction-1") is not None)
         found = other.get("prediction-1")
@@ -76,39 +63,39 @@ def test_another_server_finds_a_prediction_with_all_that_is_known_of_it(state: R
         assert other.get("prediction-2") is None
 
 
-def test_the_bytes_of_all_servers_are_bounded_and_the_oldest_go_first(state: RedisState) -> None:
+def test_the_bytes_of_all_servers_are_bounded_and_the_oldest_go_first(redis_state: RedisState) -> None:
     size = len(pack_sighting(prediction(1, size=1000)))
-    with two_servers(state, max_bytes=4 * size) as (one, other):
+    with two_servers(redis_state, max_bytes=4 * size) as (one, other):
         for number in range(10):
             (one, other)[number % 2].put(prediction(number, size=1000))
-            wait_until(lambda number=number: state.get(f"recent:prediction-{number}"))  # type: ignore[misc]
-        with closing(SharedPredictions(state, 4 * size, 60)) as third:
+            wait_until(lambda number=number: redis_state.get(f"recent:prediction-{number}"))  # type: ignore[misc]
+        with closing(SharedPredictions(redis_state, 4 * size, 60)) as third:
             assert numbers(third) == [7, 8, 9]  # each is larger in Redis, by its hash
-        number_kept, bytes_kept = kept(state)
+        number_kept, bytes_kept = kept(redis_state)
         assert number_kept == 3
         assert bytes_kept <= 4 * size
 
 
-def test_predictions_expire(state: RedisState) -> None:
-    with two_servers(state, seconds=0.2) as (one, other):
+def test_predictions_expire(redis_state: RedisState) -> None:
+    with two_servers(redis_state, seconds=0.2) as (one, other):
         one.put(prediction(1))
         wait_until(lambda: other.get("prediction-1"))
         time.sleep(0.25)
         assert other.get("prediction-1") is None
         one.put(prediction(2))
         wait_until(lambda: other.get("prediction-2"))
-        assert kept(state)[1] < 2 * len(pack_sighting(prediction(2))), "the expired one is not counted any more"
+        assert kept(redis_state)[1] < 2 * len(pack_sighting(prediction(2))), "the expired one is not counted any more"
 
 
-def test_an_erasure_reaches_redis_and_counts_the_bytes_down(state: RedisState) -> None:
-    with two_servers(state) as (one, other):
+def test_an_erasure_reaches_redis_and_counts_the_bytes_down(redis_state: RedisState) -> None:
+    with two_servers(redis_state) as (one, other):
         for number in range(3):
             one.put(prediction(number, data=b"same" if number < 2 else b"other"))
         # Directly after the predictions: those that wait to be copied are erased, too.
         assert asyncio.run(one.erase([sha256_bytes(b"same")])) == 2
         assert numbers(other) == [2]
         asyncio.run(other.erase([sha256_bytes(b"other")]))
-        assert kept(state) == (0, 0)
+        assert kept(redis_state) == (0, 0)
 
 
 def test_a_server_whose_redis_does_not_answer_knows_its_own_predictions(
@@ -117,8 +104,8 @@ def test_a_server_whose_redis_does_not_answer_knows_its_own_predictions(
     monkeypatch.setattr("tasks.queue.connection.RESTART_SECONDS", 0.0)
     monkeypatch.setattr(shared_predictions, "MAX_WAITING", 150)
     with (
-        closing(RedisState(f"unix://{tmp_path}/absent.sock", PREFIX)) as state,
-        closing(SharedPredictions(state, 2**20, 60)) as recent,
+        closing(RedisState(f"unix://{tmp_path}/absent.sock", PREFIX)) as redis_state,
+        closing(SharedPredictions(redis_state, 2**20, 60)) as recent,
     ):
         for number in range(5):
             recent.put(prediction(number))

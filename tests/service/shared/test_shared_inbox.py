@@ -21,17 +21,11 @@ from tasks.errors import QueueUnavailable
 from tasks.images import ImageStore
 from tests.support.inbox import sighting
 from tests.support.novelties import block_image
-from tests.support.redis_servers import PREFIX, REDIS_SERVERS, RedisServer
+from tests.support.redis_servers import PREFIX, RedisServer
 from tests.support.waiting import wait_until
 
 SECONDS = 0.6  # of a lease
 FAR_APART = ([1.0, 0, 0, 0], [0, 1.0, 0, 0], [0, 0, 1.0, 0], [0, 0, 0, 1.0])
-
-
-@pytest.fixture(scope="module", params=REDIS_SERVERS)
-def redis_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    with RedisServer(tmp_path_factory.mktemp("redis"), request.param) as running:
-        yield running
 
 
 @pytest.fixture(autouse=True)
@@ -86,7 +80,7 @@ NewServer = Callable[..., Server]
 
 
 @pytest.fixture
-def new_server(redis_server: RedisServer, tmp_path: Path) -> Iterator[NewServer]:
+def new_server(redis_server: RedisServer, redis_state: RedisState, tmp_path: Path) -> Iterator[NewServer]:
     names = (f"http://server-{number}" for number in itertools.count(1))
     with ExitStack() as stack:
 
@@ -98,8 +92,6 @@ def new_server(redis_server: RedisServer, tmp_path: Path) -> Iterator[NewServer]
                 stack.callback(server.owner.stop)
             return server
 
-        with closing(RedisState(redis_server.url, PREFIX)) as state:
-            state.client.flushall()
         yield new
 
 
