@@ -14,23 +14,23 @@ class Prior(BaseModel):
 
     rule: dict[str, float] = Field(
         default_factory=lambda: {
-            "probability": 0.346,
-            "coefficient": 0.169,
-            "task_cosine": 0.58,
-            "frozen_distance": 0.589,
-            "frozen_cosine": 0.414,
-            "ridge": 0.686,
+            "probability": 0.7,
+            "coefficient": 0.052,
+            "task_cosine": 0.395,
+            "frozen_distance": 0.52,
+            "frozen_cosine": 0.331,
+            "ridge": 0.73,
         }
     )
     novelty: dict[str, float] = Field(
         default_factory=lambda: {
-            "distance": 0.577,
-            "span_distance": 0.247,
-            "cosine": 0.276,
-            "cosine_gap": 0.152,
-            "ridge": 0.347,
-            "ridge_gap": 0.006,
-            "known": 1.14,  # the log-odds of being known for the mean known image
+            "distance": 0.525,
+            "span_distance": 0.382,
+            "cosine": 0.176,
+            "cosine_gap": 0.192,
+            "ridge": 0.404,
+            "ridge_gap": 0.0,
+            "known": 0.894,  # the log-odds of being known for the mean known image
         }
     )
     rule_strength: float = Field(10.0, ge=0)  # of a quadratic penalty, against the log-likelihood of all images
