@@ -55,8 +55,8 @@ def migrate(source: Storage, target: Storage, on_value: Callable[[int], None] = 
     _copy_erasures(source, target)
     if _get(source, CURRENT) != before:
         raise OpenWorldError(
-            f"another version became current in {source.location('')} during the copy: stop the programs that use it, and "
-            "run the same command again"
+            f"another version became current in {source.location('')} during the copy: stop the programs that use it, "
+            "and run the same command again"
         )
     if before is not None:
         _put(target, CURRENT, f"{version_number(before)}\n".encode())

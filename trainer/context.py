@@ -47,9 +47,9 @@ class LearningContext:
     def open(cls, store: VersionStore, settings: LearnerSettings, backbone: Backbone, parent: Manifest | None) -> Self:
         # Every version of a folder shares the graphs. Exported before the training, so that an error shows at once.
         graphs = parent.graphs if parent else {}
+        prepared = _exported.pop(backbone.spec.sha256, None)
         if set(roles(backbone)) - graphs.keys():  # none yet, or those of an older release
-            exported = _exported.pop(backbone.spec.sha256, None) or export(backbone)
-            graphs = {role: store.add_graph(data) for role, data in exported.items()}
+            graphs = {role: store.add_graph(data) for role, data in (prepared or export(backbone)).items()}
         images, device = ImageStore(store.storage), select_device(settings)
         kept = KeptImages(store.storage) if store.storage.shared else images
         runtime = None
@@ -109,9 +109,10 @@ def _chosen(settings: LearnerSettings) -> Choice:
 def backbone_of(store: VersionStore, settings: LearnerSettings, parent: Manifest | None) -> Backbone:
     """The backbone of a folder with this current version; CorruptVersion if that has another one."""
     chosen, recorded = _chosen(settings), recorded_backbone(store.storage)
+    resolved = _resolved.pop(chosen, None)
     if recorded is not None:  # not before: until then it may change
         backbone = _opened(recorded.sha256, store.storage, *chosen)
-    elif (resolved := _resolved.pop(chosen, None)) is not None:
+    elif resolved is not None:
         backbone = resolved.record(store.storage)
     else:
         backbone = open_backbone(store.storage, *chosen)

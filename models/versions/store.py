@@ -17,8 +17,9 @@ lineage learned it: after a roll back, tasks of later versions can be learned ag
 compare-and-set operations on `CURRENT`. Writers of local files hold one lock; readers need none.
 
 On a shared storage (an object store) there is no lock: the writer that creates a manifest has its number, and the one
-that replaces `CURRENT` has the current version. A writer that was overtaken fails with StaleParent, however long it was stopped in between. It
-removes nothing, because another writer may use the same contents or the same attempt; `openworld prune` does, later.
+that replaces `CURRENT` has the current version. A writer that was overtaken fails with StaleParent, however long it was
+stopped in between. It removes nothing, because another writer may use the same contents or the same attempt; `openworld
+prune` does, later.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

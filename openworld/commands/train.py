@@ -78,9 +78,9 @@ def run(arguments: argparse.Namespace) -> int:
 
     def stop(number: int, frame: FrameType | None) -> None:
         log.info("stopping at the end of the epoch; send the signal again to stop at once")
-        worker.stop()
         for handled in (signal.SIGTERM, signal.SIGINT):
             signal.signal(handled, signal.SIG_DFL)
+        worker.stop()  # last: it may raise, to leave what cannot be stopped otherwise
 
     for handled in (signal.SIGTERM, signal.SIGINT):
         signal.signal(handled, stop)

@@ -10,6 +10,7 @@ pytest.importorskip("torch")
 
 from models.network.backbone import Backbone, ResolvedBackbone
 from models.versions.store import VersionStore
+from tasks.queue import TaskQueue, connect
 from tests.support.batches import check_batch
 from tests.support.exported import export_once
 from tests.support.redis_servers import RedisServer
@@ -17,6 +18,7 @@ from tests.support.tiny_model import TinyImages, tiny_backbone, tiny_settings
 from trainer import context
 from trainer.publish import learn_batch
 from trainer.worker import worker
+from trainer.worker.metrics import WorkerMetrics
 
 pytestmark = pytest.mark.usefixtures("restore_torch_settings", "tiny")
 
@@ -32,6 +34,8 @@ def exports(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         found.append(backbone.spec.sha256)
         return export_once(backbone)
 
+    monkeypatch.setattr(context, "_exported", {})
+    monkeypatch.setattr(context, "_resolved", {})
     monkeypatch.setattr(context, "export", counting)
     monkeypatch.setattr(context, "resolve_backbone", lambda *chosen: ResolvedBackbone(tiny_backbone(), b"weights"))
     return found
@@ -63,16 +67,16 @@ def test_another_backbone_can_be_chosen_after_the_preparation(tmp_path: Path, ex
     assert not (tmp_path / "data" / "backbone.safetensors").exists(), "that of the other name was not recorded"
 
 
+def idle_worker(data: Path, redis_url: str) -> worker.Worker:
+    return worker.Worker(data, TaskQueue(connect(redis_url), "test"), SETTINGS, "worker", WorkerMetrics())
+
+
 class Stopped:
     """A worker that is stopped by a signal while it prepares."""
 
     def __init__(self, data: Path, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        from tasks.queue import TaskQueue, connect
-        from trainer.worker.metrics import WorkerMetrics
-
-        queue = TaskQueue(connect(redis_url), "test")
         self.prepared: list[Path] = []
-        self._worker = worker.Worker(data, queue, SETTINGS, "worker", WorkerMetrics())
+        self._worker = idle_worker(data, redis_url)
         monkeypatch.setattr(worker, "prepare_backbone", self._prepare)
 
     def _prepare(self, store: VersionStore, settings: Any) -> None:
@@ -100,9 +104,31 @@ def test_a_folder_with_a_version_needs_no_preparation(
 ) -> None:
     monkeypatch.setattr(worker, "prepare_backbone", lambda *arguments: pytest.fail("the graphs are there"))
     with RedisServer(tmp_path / "redis") as redis:
-        from tasks.queue import TaskQueue, connect
-        from trainer.worker.metrics import WorkerMetrics
-
-        idle = worker.Worker(data, TaskQueue(connect(redis.url), "test"), SETTINGS, "worker", WorkerMetrics())
-        idle._prepare()
+        idle_worker(data, redis.url)._prepare()
     assert VersionStore(data).current() == 3
+
+
+def test_a_preparation_that_fails_does_not_end_the_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(*arguments: Any) -> None:
+        raise RuntimeError("this torch cannot export")
+
+    monkeypatch.setattr(worker, "prepare_backbone", fails)
+    with RedisServer(tmp_path / "redis") as redis:
+        idle_worker(tmp_path / "data", redis.url)._prepare()
+    assert "cannot be exported before the first task" in caplog.text
+
+
+def test_what_was_prepared_is_freed_if_another_trainer_learned_the_first_task(
+    tmp_path: Path, exports: list[str]
+) -> None:
+    learn(tmp_path / "data")
+    context.prepare_backbone(VersionStore(tmp_path / "other"), SETTINGS)
+    assert context._exported
+    assert context._resolved
+    store = VersionStore(tmp_path / "data")
+    backbone = context.backbone_of(store, SETTINGS, store.current_manifest())
+    context.LearningContext.open(store, SETTINGS, backbone, store.current_manifest())
+    assert not context._exported
+    assert not context._resolved

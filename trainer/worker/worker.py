@@ -119,6 +119,8 @@ class Worker:
             log.error("no task can be learned now: %s", error)
         except Interrupted:
             log.info("stopping before the backbone was exported")
+        except Exception:  # the first task reports it, with its reason
+            log.exception("the backbone cannot be exported before the first task")
         finally:
             self._preparing = None
 
