@@ -57,7 +57,9 @@ class LeaveOut:
 
         `freedom` is how many degrees of freedom remain, by default all. Calls with the same value share one inverse.
         One column for each remaining class. The removed images belong to remaining classes, which keep at least one
-        image each. Of a removed class, the images at hand stand for all that the statistics hold.
+        image each. Of a removed class, the images at hand leave the statistics: those that the statistics hold beside
+        them stay in the covariance. To remove each of them several times in their place would take more than is there,
+        and the rest would be no covariance.
         """
         counts = self.statistics.counts
         remaining = np.setdiff1d(np.arange(len(counts)), classes)
@@ -65,9 +67,7 @@ class LeaveOut:
         member = (self.columns[images][:, None] == remaining).astype(np.float64)
         left = counts[remaining] - member.sum(axis=0)
         whole = np.flatnonzero(np.isin(self.columns, classes))
-        at_hand = np.bincount(self.columns[whole], minlength=len(counts))
-        weight = np.sqrt((counts / np.maximum(at_hand, 1))[self.columns[whole]])
-        removed = _Removed(images, member, member / left, remaining, whole, weight, left)
+        removed = _Removed(images, member, member / left, remaining, whole, left)
         distances, cosines, span_distances = self._gaussian(scored, removed, freedom or self.statistics.freedom)
         return FrozenScores(distances, cosines, self._ridge(scored, removed), span_distances)
 
@@ -111,11 +111,10 @@ class LeaveOut:
     def _ridge(self, scored: Indices, removed: "_Removed") -> Floats:
         products, predictions = self._ridge_products
         out = np.concatenate([removed.images, removed.whole])
-        weight = np.concatenate([np.ones(len(removed.images)), removed.weight])[:, None]
         moments = predictions[:, removed.remaining] - products[:, removed.images] @ removed.member  # (n, C')
-        core = np.eye(len(out)) - weight * products[np.ix_(out, out)] * weight.T
-        change = np.linalg.solve(core, weight * moments[out]) if len(out) else np.zeros((0, moments.shape[1]))
-        result: Floats = moments[scored] + (products[np.ix_(scored, out)] * weight.T) @ change
+        core = np.eye(len(out)) - products[np.ix_(out, out)]
+        change = np.linalg.solve(core, moments[out]) if len(out) else np.zeros((0, moments.shape[1]))
+        result: Floats = moments[scored] + products[np.ix_(scored, out)] @ change
         return result
 
 
@@ -128,11 +127,10 @@ class _Removed:
     loss: Floats  # (images, C'), the mean of the class loses this share of the image's deviation
     remaining: Indices  # (C',)
     whole: Indices  # images of the removed classes
-    weight: Floats  # each of which stands for weight**2 images
     left: Floats  # (C',), images that remain
 
     def rows(self, products: Floats) -> Floats:
         """The rows of the removed scatter, as combinations of the images' rows of `products`."""
         # Removing the images of a class also moves its mean, by the last of these terms.
         moved = (self.member / np.sqrt(self.left)).T @ products[self.images]
-        return np.concatenate([products[self.images], moved, self.weight[:, None] * products[self.whole]])
+        return np.concatenate([products[self.images], moved, products[self.whole]])

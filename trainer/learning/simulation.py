@@ -42,8 +42,9 @@ def simulated_novelty(kept: LeaveOut, rng: np.random.Generator) -> list[tuple[Fl
     parts = min(CLASS_GROUPS, len(present))
     classes = rng.permutation(present)
     folds = assign_folds(kept.columns, kept.likeness, CLASS_GROUPS, rng)
-    # What remains in the mean: the other classes, without a fold.
-    freedom = kept.statistics.freedom * (1 - 1 / max(parts, 2)) * (1 - 1 / CLASS_GROUPS)
+    # What remains in the mean: the other classes, without a fold, and the images that are not at hand.
+    at_hand = len(kept.columns) / int(kept.statistics.counts.sum())
+    freedom = kept.statistics.freedom * (1 - at_hand * (1 - (1 - 1 / max(parts, 2)) * (1 - 1 / CLASS_GROUPS)))
     out = []
     for part in range(parts if parts > 1 else 0):
         left = classes[part::parts]

@@ -76,3 +76,24 @@ def test_one_class_simulates_no_novelty() -> None:
     statistics = FrozenStatistics.fit(kept.features[only], kept.expanded[only], kept.columns[only], 1)
     single = LeaveOut(statistics, kept.features[only], kept.expanded[only], kept.columns[only])
     assert simulated_novelty(single, np.random.default_rng(0)) == []
+
+
+def test_simulated_novelty_holds_if_a_part_of_the_images_is_at_hand() -> None:
+    """A calibration uses few images of each class. Removing more than these would leave no covariance."""
+    world = World(0)
+    kept = known_images(world)
+    part = np.flatnonzero(np.arange(len(kept.columns)) % IMAGES < IMAGES * 3 // 4)
+    some = LeaveOut(kept.statistics, kept.features[part], kept.expanded[part], kept.columns[part])
+    fresh = [frozen_summaries(kept.statistics.scores(*world.draw(np.arange(low, high).repeat(10))))
+             for low, high in ((0, KNOWN), (KNOWN, KNOWN + NEW))]  # fmt: skip
+    padded = [np.column_stack([rows, np.zeros(len(rows))]) for rows in fresh]
+    found = []
+    for images in (kept, some):
+        rng = np.random.default_rng(0)
+        left_out, simulations = left_out_scores(images, rng), simulated_novelty(images, rng)
+        novelty = fit_novelty(left_out, simulations, Prior(), Target())
+        known, novel = (novelty.scores(rows) for rows in padded)
+        found.append((auc(known, novel) or 0, (novel < novelty.threshold).mean()))
+    (all_auc, all_flagged), (some_auc, some_flagged) = found
+    assert some_auc > all_auc - 0.03
+    assert some_flagged > all_flagged - 0.1
