@@ -3,7 +3,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.object_stores import environment_of, seaweedfs_of_this_run
+from deploy.fleet.object_store import environment_of
+from tests.support.object_stores import seaweedfs_of_this_run
 from tests.support.once_per_run import add_run_folder
 
 # Settings that learn a task in seconds, on one thread.

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from deploy.fleet.object_store import environment_of
+from deploy.fleet.programs import free_ports
 from models.errors import StoreError
 from models.files import sha256_bytes
 from models.storage import StoreUnavailable, is_unavailable, open_storage
@@ -14,7 +16,7 @@ from models.storage import object_store as module
 from models.storage.object_cache import ObjectCache
 from models.storage.object_store import ObjectStorage
 from models.versions.store import VersionStore
-from tests.support.object_stores import environment_of, free_ports, new_bucket, rclone_server
+from tests.support.object_stores import new_bucket, rclone_server
 from tests.support.version_stores import publish
 
 pytest.importorskip("obstore", reason="needs obstore: pip install 'openworld[scale]'")

@@ -9,11 +9,12 @@ from pathlib import Path
 import httpx2 as httpx
 import pytest
 
+from deploy.fleet.object_store import environment_of
 from models.files import sha256_bytes
 from models.storage import open_storage
 from openworld.cli import main
 from tests.support.learning_loop import Loop, batch
-from tests.support.object_stores import SeaweedFS, environment_of, new_bucket
+from tests.support.object_stores import new_bucket, own_seaweedfs
 from tests.support.redis_servers import RedisServer
 from tests.support.servers import known_image, learned_folder, wait_until
 
@@ -88,7 +89,7 @@ def test_an_erased_image_disappears_from_all_machines(loop: Loop) -> None:
 
 
 def test_servers_answer_and_tasks_wait_while_the_store_is_down(tmp_path: Path) -> None:
-    with SeaweedFS(tmp_path / "seaweedfs") as server, pytest.MonkeyPatch.context() as patch:
+    with own_seaweedfs(tmp_path / "seaweedfs") as server, pytest.MonkeyPatch.context() as patch:
         for name, value in environment_of(server.port).items():
             patch.setenv(name, value)
         with moved_loop(tmp_path, new_bucket()) as loop:

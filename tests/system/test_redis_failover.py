@@ -11,12 +11,13 @@ from typing import Any, cast
 
 import pytest
 
+from deploy.fleet.replicated_redis import ReplicatedRedis, replicated_redis
 from models.versions.store import VersionStore
 from tasks.errors import TaskNotReplicated
 from tasks.queue import TaskQueue, announce, connect, listen
 from tests.support.learning_loop import batch, folder_loop
 from tests.support.redis_servers import PREFIX, RedisServer, claim_next, make_task
-from tests.support.sentinels import ReplicatedRedis, needs_sentinel, replicated_redis
+from tests.support.sentinels import needs_sentinel
 
 pytestmark = needs_sentinel
 SUBMISSIONS, KILLED_AFTER = 20, 7

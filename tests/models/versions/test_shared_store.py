@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from deploy.fleet.object_store import SeaweedFS, environment_of
 from models.errors import FormatError, StaleParent
 from models.storage import Storage, open_storage
 from models.versions import pruning
@@ -14,8 +15,9 @@ from models.versions.data_format import FORMAT, open_data_folder
 from models.versions.folder_id import folder_id
 from models.versions.promotions import Promotion, effective
 from models.versions.store import VersionStore
+from tests.support import object_stores
 from tests.support.manifests import make_manifest
-from tests.support.object_stores import SeaweedFS, environment_of, new_bucket
+from tests.support.object_stores import new_bucket
 from tests.support.version_stores import SAMPLES, TENSORS, publish, start_trainer
 
 STEPS = ["started", "written", "numbered", "logged", "promoted"]
@@ -126,7 +128,7 @@ def test_exactly_one_of_two_writers_through_two_gateways_succeeds(
 @pytest.fixture
 def own_seaweedfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[SeaweedFS, Storage]]:
     """A server of this test, and a storage in it."""
-    with SeaweedFS(tmp_path / "seaweedfs") as server:
+    with object_stores.own_seaweedfs(tmp_path / "seaweedfs") as server:
         for name, value in environment_of(server.port).items():
             monkeypatch.setenv(name, value)
         yield server, open_storage(tmp_path / "data", new_bucket())
