@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help test lowest accuracy images check lint types imports system run demo docs format
+.PHONY: help test lowest accuracy images check lint types imports system run demo fleet docs format
 # Remove the target of a recipe that fails.
 .DELETE_ON_ERROR:
 
@@ -61,6 +61,9 @@ run: $(RUN) ## start everything on this machine: server, trainer and queue (Ctrl
 
 demo: $(DEMO) ## run the whole loop on the running service: teach, detect novel images, label them
 	$(BIN)/openworld demo
+
+fleet: $(DEV) ## start a fleet of real parts on this machine and run the demo through its balancer (Ctrl-C stops it)
+	$(BIN)/python -m deploy.fleet
 
 docs: $(DEV) ## regenerate the generated parts of docs/ and deploy/
 	$(BIN)/python docs/generate.py
