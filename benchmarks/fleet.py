@@ -101,7 +101,7 @@ class Faults:
         self._http = httpx.Client(base_url=fleet.url, timeout=60, trust_env=False)
 
     def run(self) -> None:
-        self._step("first task", lambda: self.wait_until_ended([self.submit(0)]))
+        self._step("first task", self.learn_first)
         self._step("swaps", self.swap)
         self._step("roll backs", self.roll_back)
         self._step("server killed", self.kill_server)
@@ -117,6 +117,10 @@ class Faults:
         started = time.monotonic()
         step()
         self.seconds[name] = round(time.monotonic() - started, 2)
+
+    def learn_first(self) -> None:
+        self.wait_until_ended([self.submit(0)])
+        self.wait_until_all_agree()
 
     def swap(self) -> None:
         name = "kind 0"
