@@ -6,19 +6,21 @@ all these to the first version: any of them can become current again, and what i
 **Safe beside servers and trainers.** Writers of versions wait meanwhile, and whatever is younger than `YOUNG_SECONDS`
 stays: a server may have read a manifest and not its contents yet. A loaded version needs no files. Manifests are
 removed before their contents, so that a kill leaves files that nothing names, and never a manifest without its files.
-On a shared storage writers do not wait: one that began before the removal is refused, and begins again.
+On a shared storage writers do not wait. The manifests are removed first, then writers that began before are refused,
+then the contents are removed. So a version is not activated any more once its contents go; if it was activated just
+before, its manifest is restored, and nothing else is removed.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from models import files
-from models.errors import CorruptVersion, StoreError
+from models.errors import CorruptVersion, StaleParent, StoreError
 from models.storage import Stored
 from models.versions.contents import FOLDERS, content_key
 from models.versions.manifest import Manifest
@@ -100,8 +102,8 @@ def _prune(store: VersionStore, last: int, young: float, dry_run: bool) -> Prune
     out.bytes = sum(found.size for found in removed) + sum(_sizes(temporaries))
     if not dry_run:
         if storage.shared:
-            store.refuse_earlier_writers(before)
-            removed = [found for found in removed if _still_old(store, found, young)]
+            _delete_shared_manifests(store, [found for found in removed if found.key in going], before, young)
+            removed = [found for found in removed if found.key not in going and _still_old(store, found, young)]
         _delete(store, removed, going)
         for path in temporaries:
             files.remove(path)
@@ -134,6 +136,28 @@ def _still_old(store: VersionStore, found: Stored, young: float) -> bool:
     """Whether no writer has stored the value again since it was listed."""
     now = store.storage.find(found.key)
     return now is not None and now.time <= young
+
+
+def _delete_shared_manifests(store: VersionStore, old: list[Stored], before: bytes | None, young: float) -> None:
+    """Delete manifests of a shared storage; StaleParent if `CURRENT` is not `before` any more.
+
+    A writer that saw a manifest has read `CURRENT` before the deletion, so it is refused, or has won already. Then the
+    current version and its parents get their manifests back. Others stay deleted: another call of prune may have
+    removed their contents.
+    """
+    deleted = {found.key: store.storage.get(found.key) for found in old if _still_old(store, found, young)}
+    try:
+        store.storage.delete(deleted)
+        store.refuse_earlier_writers(before)
+    except (StaleParent, OSError):
+        while any(_restore(store, n, deleted) for n in store.lineage()):
+            pass  # the parents of a restored version are known now
+        raise
+
+
+def _restore(store: VersionStore, n: int, deleted: Mapping[str, bytes]) -> bool:
+    data = deleted.get(manifest_key(n))
+    return data is not None and store.storage.put_if_absent(manifest_key(n), data)
 
 
 def _delete(store: VersionStore, removed: list[Stored], manifests: set[str]) -> None:

@@ -18,8 +18,8 @@ compare-and-set operations on `CURRENT`. Writers of local files hold one lock; r
 
 On a shared storage (an object store) there is no lock: the writer that creates a manifest has its number, and the one
 that replaces `CURRENT` has the current version. A writer that was overtaken fails with StaleParent, however long it was
-stopped in between. It removes nothing, because another writer may use the same contents or the same attempt; `openworld
-prune` does, later.
+stopped in between. It removes nothing, because another writer may use the same contents or the same attempt;
+`openworld prune` does, later.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -140,7 +140,8 @@ class VersionStore(VersionReader):
     def refuse_earlier_writers(self, before: bytes | None) -> None:
         """Make every writer fail that has read `CURRENT` so far; StaleParent if it is not `before` any more.
 
-        Call it on a shared storage, before removing what such a writer may rely on.
+        Call it on a shared storage after deleting manifests, and before deleting their contents: a writer that has seen
+        such a manifest is refused, and no later writer sees it.
         """
         if before is None:
             return

@@ -1,14 +1,16 @@
 """Versions in a real object store: the promises hold without a lock, between machines, and when writers are killed."""
 
 import signal
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from deploy.fleet.object_store import SeaweedFS, environment_of
-from models.errors import FormatError, StaleParent
+from models.errors import CorruptVersion, FormatError, StaleParent
 from models.storage import Storage, open_storage
 from models.versions import pruning
 from models.versions.data_format import FORMAT, open_data_folder
@@ -196,6 +198,94 @@ def test_a_publication_that_began_before_pruning_is_refused(
     assert (store.current(), store.versions()) == (1, [1, 3])
     assert publish(store, "slow", 1) == 4
     assert store.load().manifest.task_id == "slow"
+
+
+@pytest.fixture
+def prunable(store: VersionStore, monkeypatch: pytest.MonkeyPatch) -> VersionStore:
+    """Version 4 is current on version 1; versions 2 and 3 would be pruned."""
+    publish(store, "task-1", None)
+    publish(store, "task-2", 1, graphs={"trunk": store.add_graph(b"a graph")})
+    publish(store, "task-3", 2)
+    store.activate(1, "operator", "roll back")
+    publish(store, "task-4", 1)
+    monkeypatch.setattr(pruning, "YOUNG_SECONDS", -5.0)  # the store counts in seconds
+    return store
+
+
+def test_a_version_that_is_being_pruned_cannot_be_activated(
+    prunable: VersionStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pruner, refuse = of_another_machine(prunable, tmp_path), VersionStore.refuse_earlier_writers
+    refused: list[CorruptVersion] = []
+
+    def activate_afterwards(self: VersionStore, before: bytes | None) -> None:
+        refuse(self, before)
+        with pytest.raises(CorruptVersion) as caught:
+            prunable.activate(3, "operator", "while its contents are being deleted")
+        refused.append(caught.value)
+
+    monkeypatch.setattr(VersionStore, "refuse_earlier_writers", activate_afterwards)
+    assert pruning.prune(pruner, last=1).versions == [2, 3]
+    assert len(refused) == 1
+    assert (prunable.current(), prunable.versions()) == (4, [1, 4])
+    assert prunable.load().manifest.task_id == "task-4"
+
+
+def test_an_activation_that_is_faster_than_pruning_keeps_the_version_and_its_parents(
+    prunable: VersionStore, tmp_path: Path
+) -> None:
+    """It has seen the manifest, and replaces `CURRENT` after the manifests are deleted, before the pruner does."""
+    manifests_deleted, activated = threading.Event(), threading.Event()
+    pruner = of_another_machine(prunable, tmp_path)
+    refuse = pruner.refuse_earlier_writers
+
+    def wait_for_activation(before: bytes | None) -> None:
+        manifests_deleted.set()
+        assert activated.wait(60)
+        refuse(before)
+
+    pruner.refuse_earlier_writers = wait_for_activation  # type: ignore[method-assign]
+    with ThreadPoolExecutor(1) as thread:
+
+        def on_step(step: str) -> None:
+            if step == "logged":
+                pruning_ends.append(thread.submit(pruning.prune, pruner, last=1))
+                assert manifests_deleted.wait(60)
+
+        pruning_ends: list[Future[pruning.Pruned]] = []
+        VersionStore(prunable.storage, on_step).activate(3, "operator", "just in time")
+        activated.set()
+        with pytest.raises(StaleParent):
+            pruning_ends[0].result(60)
+    fresh = VersionStore(open_storage(tmp_path / "fresh", prunable.storage.location("")))
+    assert (fresh.current(), fresh.lineage()) == (3, [3, 2, 1])
+    assert [fresh.load(n).manifest.version for n in fresh.lineage()] == [3, 2, 1]
+
+
+def test_an_activation_that_is_slower_than_pruning_is_refused(prunable: VersionStore, tmp_path: Path) -> None:
+    pruner = of_another_machine(prunable, tmp_path)
+
+    def on_step(step: str) -> None:
+        if step == "logged":
+            assert pruning.prune(pruner, last=1).versions == [2, 3]
+
+    with pytest.raises(StaleParent):
+        VersionStore(prunable.storage, on_step).activate(3, "operator", "too late")
+    assert (prunable.current(), prunable.versions()) == (4, [1, 4])
+
+
+def test_of_two_prunings_at_once_none_restores_what_the_other_removes(prunable: VersionStore, tmp_path: Path) -> None:
+    pruner = of_another_machine(prunable, tmp_path)
+    refuse = pruner.refuse_earlier_writers
+
+    def overtaken(before: bytes | None) -> None:
+        VersionStore(prunable.storage).refuse_earlier_writers(before)  # as the other one does
+        refuse(before)
+
+    pruner.refuse_earlier_writers = overtaken  # type: ignore[method-assign]
+    with pytest.raises(StaleParent):
+        pruning.prune(pruner, last=1)
+    assert (prunable.current(), prunable.versions()) == (4, [1, 4])
 
 
 def test_a_store_of_another_format_is_refused(store: VersionStore) -> None:
