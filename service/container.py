@@ -299,8 +299,11 @@ class Container:
             except (QueueUnavailable, InboxMoved) as error:  # of the copies that servers share: tried again
                 log.warning("copies of erased images that servers share remain for now: %s", error)
             except (OSError, StoreError) as error:
-                left = set()
-                log.error("copies of erased images may remain in this server: %s", error)
+                if self.storage.shared:  # tried again: an object store may refuse or not answer for some time
+                    log.error("copies of erased images remain in this server for now: %s", error)
+                else:
+                    left = set()
+                    log.error("copies of erased images may remain in this server: %s", error)
                 await asyncio.sleep(ERASURE_SECONDS)
 
 

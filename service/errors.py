@@ -24,7 +24,7 @@ OpenWorldError
 │   ├── DeadlinePassed        no answer before the request's deadline
 │   ├── ClientDisconnected    the client closed the connection
 │   ├── StorageUnavailable    the data folder is full or cannot be used
-    │   ├── ObjectStoreDown       the object store does not answer
+│   ├── ObjectStoreDown       the object store does not answer
 │   ├── VersionUnusable       the version exists but cannot be loaded
 │   └── ImageInUse            versions or unfinished tasks depend on the image
 └── ImageError

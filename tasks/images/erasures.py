@@ -120,11 +120,16 @@ class ErasureFollower:
     def _new_entries(self) -> list[Erasure]:
         """Asks for the next number only: one request if there is nothing new, and no listing."""
         found: list[Erasure] = []
-        with suppress(FileNotFoundError):
-            while True:
+        while True:
+            try:
                 found += _parse(self._storage.get(entry_key(self._next)))
-                self._next += 1
-        return found
+            except FileNotFoundError:
+                return found
+            except OSError:
+                if not found:
+                    raise
+                return found  # they are not read again; the next call reports the error
+            self._next += 1
 
     def _size(self) -> int:
         try:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import secrets
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,6 +41,38 @@ def seaweedfs_of_this_run() -> int:
                 record_process(pid)
             (folder / "port").write_text(str(server.port))
         return int((folder / "port").read_text())
+
+
+def memory_storage(root: Path) -> Any:
+    """An object store in the memory of this process, without repeated requests: `outage` makes it stop answering."""
+    obstore = pytest.importorskip("obstore", reason=MISSING)
+    from models.storage.object_cache import ObjectCache
+    from models.storage.object_store import ObjectStorage
+
+    return ObjectStorage(obstore.store.MemoryStore(), "memory:", root, ObjectCache(root / "objects", 2**20), 0.0)
+
+
+@contextmanager
+def outage(*, after: int = 0) -> Iterator[None]:
+    """Object stores answer `after` more reads, and then none until the end of the block."""
+    from models.storage import object_store
+
+    left = after
+
+    def answering(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **more: Any) -> Any:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise object_store.exceptions.GenericError("connection refused")
+            return real(*arguments, **more)
+
+        return call
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("get", "head", "list"):
+            patch.setattr(object_store.obstore, name, answering(getattr(object_store.obstore, name)))
+        yield
 
 
 def new_bucket() -> str:

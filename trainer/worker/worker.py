@@ -248,6 +248,7 @@ class _RemoteErasures:
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
         self._follower: ErasureFollower | None = None
+        self._left: set[str] = set()  # erased images whose copies may remain: removing them has failed
 
     def apply(self) -> None:
         if not self._storage.shared:
@@ -255,8 +256,10 @@ class _RemoteErasures:
         try:
             if self._follower is None:
                 follower = ErasureFollower(self._storage)
-                erase_copies(self._storage, erased_images(self._storage))
+                self._left = erased_images(self._storage)
                 self._follower = follower
-            erase_copies(self._storage, self._follower.new())
+            self._left |= self._follower.new()
+            erase_copies(self._storage, self._left)
+            self._left = set()
         except (OSError, StoreError) as error:
-            log.error("copies of erased images may remain on this machine: %s", error)
+            log.error("copies of erased images remain on this machine for now: %s", error)
