@@ -26,7 +26,8 @@ from models.versions.folder_id import MARKER as ID
 from models.versions.promotions import FOLDER as PROMOTIONS
 from models.versions.pruning import MARKS
 from models.versions.reader import CURRENT, GRAPHS, REJECTED, VERSIONS, version_number
-from tasks.images.erasures import LOG, entry_key, erasures
+from tasks.images.erasures import LOG, entry_key, erased_images, erasures
+from tasks.images.store import ImageStore
 
 THREADS = 8  # a store answers several requests at a time
 CHUNK = 256
@@ -53,6 +54,7 @@ def migrate(source: Storage, target: Storage, on_value: Callable[[int], None] = 
                 on_value(1)
     _copy_backbone(source, target)
     _copy_erasures(source, target)
+    _remove_erased(source, target)
     if _get(source, CURRENT) != before:
         raise OpenWorldError(
             f"another version became current in {source.location('')} during the copy: stop the programs that use it, "
@@ -95,6 +97,13 @@ def _copy_erasures(source: Storage, target: Storage) -> None:
             _put(target, entry_key(number), entry)
     elif entries:
         target.put(LOG, b"".join(entry + b"\n" for entry in entries))
+
+
+def _remove_erased(source: Storage, target: Storage) -> None:
+    """An earlier call, or this one, may have copied images that were erased in the source since."""
+    images = ImageStore(target)
+    for sha256 in erased_images(source) - {image.sha256 for image in ImageStore(source)}:
+        images.remove(sha256)
 
 
 def _copy(source: Storage, key: str, target: Storage, target_key: str, sha256: str | None = None) -> None:

@@ -50,4 +50,4 @@ def run(arguments: argparse.Namespace) -> int:
 def _open(place: str, folder: Path) -> Storage:
     if "://" not in place:
         return LocalFiles(Path(place))
-    return open_storage(folder, place)
+    return open_storage(folder, place, cache_bytes=0)  # every value is read once

@@ -5,12 +5,13 @@ from pathlib import Path
 import pytest
 
 from models.storage import LocalFiles, open_storage
+from models.storage.object_cache import ObjectCache
 from models.versions.folder_id import folder_id
 from models.versions.store import VersionStore
 from openworld import migration
 from openworld.cli import main
 from tasks.images import ImageStore, erased_images, record_erasure
-from tests.support.object_stores import new_bucket
+from tests.support.object_stores import memory_storage, new_bucket
 from tests.support.version_stores import flip_byte, publish, tree
 
 
@@ -90,6 +91,30 @@ def test_an_interrupted_migration_has_no_current_version_and_can_be_repeated(
     assert migration.migrate(LocalFiles(folder), target) == 1  # complete: compared again
     images = ImageStore(open_storage(tmp_path / "another", url))
     assert [len(images.read(one.sha256)) for one in images] == [7] * 5
+
+
+def test_a_repeated_migration_removes_what_was_erased_in_the_source_since(folder: Path, tmp_path: Path) -> None:
+    target, images = memory_storage(tmp_path / "machine"), ImageStore(folder)
+    migration.migrate(LocalFiles(folder), target)
+    erased, back, *kept = [image.sha256 for image in images]
+    for sha256 in (erased, back):
+        data = images.read(sha256)
+        record_erasure(folder, [sha256], "operator")
+        images.remove(sha256)
+    assert images.put(data) == back  # submitted again after its erasure
+    migration.migrate(LocalFiles(folder), target)
+    assert {image.sha256 for image in ImageStore(target)} == {back, *kept}
+    assert {erased, back} <= erased_images(target)
+
+
+def test_migrating_keeps_no_local_copies_of_the_values(
+    folder: Path, seaweedfs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, kept = new_bucket(), list[str]()
+    monkeypatch.setattr(ObjectCache, "_write", lambda self, path, data: kept.append(path.name))
+    assert main(["migrate", str(folder), url]) == 0
+    assert main(["migrate", url, str(tmp_path / "back")]) == 0
+    assert kept == []
 
 
 def test_a_damaged_source_is_refused(folder: Path, seaweedfs: int, capsys: pytest.CaptureFixture[str]) -> None:
