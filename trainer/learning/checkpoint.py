@@ -23,32 +23,34 @@ class Checkpoint:
     """One value per phase of a task, replaced after each epoch; without a storage, nothing is saved.
 
     `fingerprint` holds everything that the result depends on (batch, parent, settings, backbone): a checkpoint with
-    another fingerprint is deleted, not resumed. Two trainers with one fingerprint compute the same bytes, so it does no
-    harm that either may replace what the other has saved.
+    another fingerprint is deleted, not resumed. Each value is bound to its fingerprint: what a stopped trainer saves
+    after another one has changed the fingerprint counts as damaged. Two trainers with one fingerprint compute the same
+    bytes, so it does no harm that either may replace what the other has saved.
     """
 
     def __init__(self, storage: Storage | None, task_id: str = "", fingerprint: dict[str, Any] | None = None) -> None:
         self._storage, self._place = storage, f"{FOLDER}{task_id}/"
-        if storage is None:
-            return
-        name = sha256_bytes(json.dumps(fingerprint, sort_keys=True, default=str).encode()).encode()
-        if self._get("fingerprint") != name:
+        self._fingerprint = sha256_bytes(json.dumps(fingerprint, sort_keys=True, default=str).encode()).encode()
+        if storage is not None and self._get("fingerprint") != self._fingerprint:
             remove_checkpoint(storage, task_id)
-            storage.put(f"{self._place}fingerprint", name)
+            storage.put(f"{self._place}fingerprint", self._fingerprint)
 
     def save(self, phase: str, epoch: int, tensors: Tensors) -> None:
         """Save the state of a phase after `epoch` finished epochs."""
         if self._storage is not None:
             data = epoch.to_bytes(8, "little") + save_tensors(tensors)
-            self._storage.put(f"{self._place}{phase}", sha256_bytes(data).encode() + data)
+            self._storage.put(f"{self._place}{phase}", self._digest(data) + data)
 
     def load(self, phase: str) -> tuple[int, Tensors]:
         """The finished epochs of a phase and its state; (0, {}) if nothing is saved or the value is damaged."""
         stored = self._get(phase)
         digest, data = stored[:64], stored[64:]
-        if not data or digest != sha256_bytes(data).encode():
+        if not data or digest != self._digest(data):
             return 0, {}
         return int.from_bytes(data[:8], "little"), load_tensors(data[8:])
+
+    def _digest(self, data: bytes) -> bytes:
+        return sha256_bytes(self._fingerprint + data).encode()
 
     def _get(self, name: str) -> bytes:
         try:
