@@ -81,8 +81,8 @@ def connect(url: str, *, decode: bool = True, patient: bool = True) -> redis.Red
             address.service, redis_class=_PrimaryClient, **options | address.options
         )
         return found
-    except ValueError as error:
-        raise _wrong_address(error) from error
+    except ValueError:
+        raise _wrong_address() from None  # the message of the library may contain a part of the password
 
 
 def connect_async(url: str, socket_seconds: float) -> redis.asyncio.Redis:
@@ -208,5 +208,7 @@ def unavailable(error: Exception) -> QueueUnavailable:
     )
 
 
-def _wrong_address(error: Exception) -> QueueUnavailable:
-    return QueueUnavailable(f"the address of Redis is wrong ({error}): set OPENWORLD_REDIS_URL to {FORMS}")
+def _wrong_address() -> QueueUnavailable:
+    return QueueUnavailable(
+        f"the address of Redis is wrong: set OPENWORLD_REDIS_URL to {FORMS}, and percent-encode / # ? @ in the password"
+    )

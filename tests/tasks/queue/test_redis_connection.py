@@ -48,6 +48,14 @@ def test_a_wrong_address_is_reported_with_the_right_forms(url: str) -> None:
         connect(url)
 
 
+@pytest.mark.parametrize("scheme", ["redis", "redis+sentinel"])
+def test_a_wrong_address_does_not_show_a_part_of_the_password(scheme: str) -> None:
+    with pytest.raises(QueueUnavailable, match=r"percent-encode / # \? @ in the password") as caught:
+        connect(f"{scheme}://ann:hidden/word@one:26379/robots")
+    assert "hidden" not in str(caught.value)
+    assert caught.value.__suppress_context__  # nor in a traceback
+
+
 @pytest.mark.parametrize(
     ("url", "replicas", "expected"),
     [
