@@ -51,9 +51,8 @@ _REFUSED = (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError)
 
 def open_object_store(url: str, root: Path, copies: ObjectCache, *, test: bool = True) -> ObjectStorage:
     """The store at `url`, tested; StoreError if it cannot be used."""
-    scheme = urlsplit(url).scheme
-    if scheme not in SCHEMES:
-        raise StoreError(f"OPENWORLD_STORE is {url!r}: give the URL of a bucket, like s3://bucket/prefix")
+    if url.partition("://")[0] not in SCHEMES:
+        raise StoreError(f"OPENWORLD_STORE names {_host(url)}: give the URL of a bucket, like s3://bucket/prefix")
     client_options: dict[str, Any] = {
         "connect_timeout": timedelta(seconds=CONNECT_SECONDS),
         "read_timeout": timedelta(seconds=READ_SECONDS),
@@ -189,9 +188,13 @@ class ObjectStorage:
             obstore.head(self._client, key)  # FileNotFoundError: a conflict of two writers may leave no value at all
             return False
 
+        since, backoff = time.monotonic(), self._backoff()
         while True:
-            with suppress(FileNotFoundError):
+            try:
                 return self._call(key, create)
+            except FileNotFoundError:
+                conflict = exceptions.PreconditionError("it says that the key exists, and that it does not")
+                self._pause_after(conflict, key, since, backoff)
 
     def compare_and_set(self, key: str, expected: bytes | None, data: bytes) -> bool:
         if expected is None:
@@ -280,6 +283,15 @@ class ObjectStorage:
         if backoff.failures == 0:
             log.warning("the object store does not answer, trying again: %s", message)
         time.sleep(backoff.next())
+
+
+def _host(url: str) -> str:
+    """Scheme and host of a URL: the rest may contain secrets."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return "no host"
+    return repr(f"{parts.scheme}://{parts.hostname}") if parts.hostname else "no host"
 
 
 def _first_line(error: BaseException) -> str:

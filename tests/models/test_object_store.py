@@ -16,7 +16,7 @@ from models.storage import object_store as module
 from models.storage.object_cache import ObjectCache
 from models.storage.object_store import ObjectStorage
 from models.versions.store import VersionStore
-from tests.support.object_stores import new_bucket, rclone_server
+from tests.support.object_stores import memory_storage, new_bucket, rclone_server
 from tests.support.version_stores import publish
 
 pytest.importorskip("obstore", reason="needs obstore: pip install 'openworld[scale]'")
@@ -48,6 +48,34 @@ def test_a_store_that_ignores_the_state_of_a_value_is_refused(
 def test_a_url_that_names_no_bucket_is_refused(tmp_path: Path, url: str) -> None:
     with pytest.raises(StoreError, match="like s3://bucket/prefix"):
         open_storage(tmp_path, url)
+
+
+@pytest.mark.parametrize("rest", ["ann:hidden@host/hidden?sig=hidden", "[hidden/bucket", "host/#hidden"])
+def test_a_refused_url_is_not_shown_with_its_secrets(tmp_path: Path, rest: str) -> None:
+    with pytest.raises(StoreError, match=r"OPENWORLD_STORE names ('http://host'|no host)") as caught:
+        open_storage(tmp_path, f"http://{rest}")
+    assert "hidden" not in str(caught.value)
+
+
+def test_a_store_that_contradicts_itself_about_a_key_is_asked_with_pauses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage, pauses = memory_storage(tmp_path), list[float]()
+    storage._retry_seconds = 0.5
+
+    def refuse(*arguments: object) -> None:
+        raise module.exceptions.PreconditionError("it exists")
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        sleep(seconds)
+
+    sleep = time.sleep
+    monkeypatch.setattr(ObjectStorage, "_put", refuse)
+    monkeypatch.setattr(module.time, "sleep", pause)
+    with pytest.raises(StoreUnavailable, match="the key exists, and that it does not"):
+        storage.put_if_absent("key", b"value")
+    assert 2 <= len(pauses) <= 20
 
 
 def test_wrong_credentials_are_reported_at_once(
