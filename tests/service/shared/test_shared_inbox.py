@@ -2,105 +2,21 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from contextlib import closing
+from dataclasses import replace
 
 import pytest
 
 from models.errors import StoreError
-from models.files import sha256_bytes
-from models.images import DEFAULT_LIMITS
 from service.errors import InboxMoved
-from service.inbox import AddResult, InboxLimits
-from service.shared import InboxOwner, InboxSink, Lease, RedisState, SharedInbox, inbox_owner, inbox_sink
+from service.shared import Lease, SharedInbox, inbox_sink
 from service.shared import inbox as shared_inbox
 from tasks.errors import QueueUnavailable
-from tasks.images import ImageStore
 from tests.support.inbox import sighting
 from tests.support.novelties import block_image
 from tests.support.redis_servers import PREFIX, RedisServer
+from tests.support.shared_inboxes import FAR_APART, NewServer, send
 from tests.support.waiting import wait_until
-
-SECONDS = 0.6  # of a lease
-FAR_APART = ([1.0, 0, 0, 0], [0, 1.0, 0, 0], [0, 0, 1.0, 0], [0, 0, 0, 1.0])
-
-
-@pytest.fixture(autouse=True)
-def short_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_inbox, "LEASE_SECONDS", SECONDS)
-    monkeypatch.setattr(inbox_owner, "POLL_SECONDS", 0.1)
-
-
-@dataclass
-class Server:
-    """What one server has of the shared inbox."""
-
-    state: RedisState
-    images: ImageStore
-    name: str
-    limits: InboxLimits = field(default_factory=InboxLimits)
-    erased: set[str] = field(default_factory=set)
-    inbox: SharedInbox | None = None
-    results: list[AddResult] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.sink = InboxSink(self.state, self.images, self.limits, DEFAULT_LIMITS)
-        self.owner = InboxOwner(self.state, self.name, self.open, self._use, self.results.append)
-
-    def open(self, lease: Lease) -> SharedInbox:
-        return SharedInbox(
-            self.state,
-            lease,
-            self.images,
-            self.limits,
-            image_limits=DEFAULT_LIMITS,
-            scale=lambda: None,
-            is_erased=self.erased.__contains__,
-        )
-
-    def _use(self, inbox: SharedInbox | None) -> None:
-        self.inbox = inbox
-
-    def counts(self) -> dict[str, int]:
-        """Novelty -> sightings."""
-        assert self.inbox is not None
-        states = ("new", "labelled", "dismissed")
-        return {item.id: item.count for state in states for item in self.inbox.list(state, 200).items}
-
-    def crash(self) -> None:
-        """End as a killed process does: without a word to Redis."""
-        self.owner._stopping.set()
-        self.owner._thread.join()
-
-
-NewServer = Callable[..., Server]
-
-
-@pytest.fixture
-def new_server(redis_server: RedisServer, redis_state: RedisState, tmp_path: Path) -> Iterator[NewServer]:
-    names = (f"http://server-{number}" for number in itertools.count(1))
-    with ExitStack() as stack:
-
-        def new(*, start: bool = True, **limits: float) -> Server:
-            state = stack.enter_context(closing(RedisState(redis_server.url, PREFIX)))
-            server = Server(state, ImageStore(tmp_path / "novelties"), next(names), InboxLimits(**limits))  # type: ignore[arg-type]
-            if start:
-                server.owner.start()
-                stack.callback(server.owner.stop)
-            return server
-
-        yield new
-
-
-def send(server: Server, number: int, embedding: int | None = None) -> str:
-    """Hand a block image over, unlike those of other numbers; returns its id."""
-    vector = None if embedding is None else FAR_APART[embedding]
-    data = block_image(number)
-    assert server.sink.add(sighting(data, number, vector)).outcome == "new"
-    return sha256_bytes(data)
 
 
 def test_the_owner_gets_the_novelties_of_all_servers(new_server: NewServer) -> None:
