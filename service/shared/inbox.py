@@ -134,7 +134,11 @@ class SharedInbox(Inbox):
         listed = [(image.sha256, time.time() - image.time) for image in self._images]
         waiting_images = waiting()
         for id, age in listed:
-            if id in self._index or id in waiting_images:
+            with self._lock:
+                if self._closed or self.lost:
+                    return  # the index is empty or outdated; the next owner compares
+                known = id in self._index or id in waiting_images
+            if known:
                 continue
             if self._is_new and age > ADOPT_SECONDS:
                 self._adopt_image(id)
