@@ -83,6 +83,11 @@ class SharedInbox(Inbox):
         super().close()
         self._temporary.cleanup()
 
+    def refuse_changes(self) -> None:
+        """Wait for the change that is being made, and refuse all later ones."""
+        with self._turn:
+            self.lost = True
+
     # Changes: each of them is committed before it returns
 
     def add(self, sighting: Sighting, *, requested: bool = False) -> AddResult:
@@ -162,6 +167,10 @@ class SharedInbox(Inbox):
     @contextmanager
     def _committed(self, entry: str = "") -> Iterator[None]:
         with self._turn:
+            if (
+                self.lost
+            ):  # its rows may be in use elsewhere already, with the same lease: a commit would replace newer ones
+                raise InboxMoved("the inbox is being read again: send the request again", 1)
             try:
                 yield
                 self._commit(entry)

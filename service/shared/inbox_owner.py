@@ -101,6 +101,8 @@ class InboxOwner:
     def _open(self) -> None:
         """Make the index from Redis, for the first time, or again after a change whose fate is not known."""
         started, again = time.monotonic(), self._inbox is not None
+        if self._inbox is not None:
+            self._inbox.refuse_changes()  # the rows that are read now must contain its last one
         inbox = self._open_inbox(self._lease)
         if self._inbox is not None:
             self._retired.append(self._inbox)
@@ -144,7 +146,7 @@ class InboxOwner:
         """Read the inbox again if a failover of Redis has undone changes: applied records are in the stream again."""
         first = self._state.entries(STREAM, count=1)
         if first and _place(first[0][0]) <= _place(self._applied):
-            inbox.lost = True
+            inbox.refuse_changes()
 
     def _waiting_images(self) -> set[str]:
         records = (read_record(fields) for _, fields in self._state.entries(STREAM))

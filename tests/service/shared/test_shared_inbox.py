@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from contextlib import closing
 from dataclasses import replace
 
@@ -183,6 +184,64 @@ def test_the_owner_reads_the_inbox_again_after_redis_was_away(redis_server: Redi
     wait_until(lambda: server.inbox is not before)
     assert server.inbox is not None
     assert server.inbox.counts()["new"] == 1, "a change that was answered with an error was not made"
+
+
+def test_a_lost_inbox_refuses_changes_until_it_was_read_again(
+    new_server: NewServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = new_server(start=False)
+    lease = Lease("a", server.name)
+    server.state.run("inbox_lease", *lease.arguments)
+    with closing(server.open(lease)) as inbox:
+        a = inbox.add(sighting(block_image(1))).id
+        assert a is not None
+        with monkeypatch.context() as patch:
+            patch.setattr(server.state, "run", unavailable)
+            with pytest.raises(QueueUnavailable):
+                inbox.set_state([a], "dismissed")
+        with closing(server.open(lease)) as reopened:
+            reopened.set_state([a], "labelled")
+            with pytest.raises(InboxMoved, match="read again"):
+                inbox.add(sighting(block_image(1)))  # would fold, and write the row with its old state
+        with closing(server.open(lease)) as last:
+            assert last.counts() == {"new": 0, "labelled": 1, "dismissed": 0}
+
+
+def test_a_change_that_is_under_way_is_in_the_rows_that_are_read_again(
+    new_server: NewServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = new_server(start=False)
+    server.owner._step()
+    first = server.inbox
+    assert first is not None
+    a = first.add(sighting(block_image(1))).id
+    assert a is not None
+    committing, go_on = threading.Event(), threading.Event()
+    commit = first._commit
+
+    def slow_commit(entry: str) -> None:
+        committing.set()
+        go_on.wait(10)
+        commit(entry)
+
+    monkeypatch.setattr(first, "_commit", slow_commit)
+    change = threading.Thread(target=first.set_state, args=[[a], "labelled"])
+    change.start()
+    assert committing.wait(10)
+    opening = threading.Thread(target=server.owner._open)
+    opening.start()
+    opening.join(0.3)
+    go_on.set()
+    change.join()
+    opening.join()
+    assert server.inbox is not first
+    assert server.inbox is not None
+    assert server.inbox.counts()["labelled"] == 1
+    server.owner.stop()
+
+
+def unavailable(*arguments: object) -> None:
+    raise QueueUnavailable("no answer")
 
 
 def test_a_sighting_with_a_wrong_hash_is_refused(new_server: NewServer) -> None:
