@@ -276,7 +276,7 @@ class Container:
         # Before the inbox: a person may report a recent prediction, which puts its image there.
         recent = await self.recent.erase(sha256s)
         await asyncio.to_thread(self.recorder.discard, sha256s)
-        novelties = await asyncio.to_thread(self.inbox.delete, sha256s) if self.inbox is not None else 0
+        novelties = await asyncio.to_thread(self.novelties.erase, sha256s)
         for sha256 in sha256s:
             self.thumbnails.remove(sha256)
         return Erased(novelties, recent)

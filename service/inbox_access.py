@@ -97,6 +97,17 @@ class InboxAccess:
                 return self.inbox.read_image(id)
         return self.images.read(id) if self._shared is not None and id in self.images else None
 
+    def erase(self, ids: Collection[str]) -> int:
+        """Delete novelties and their images; returns how many novelties existed. Waits for a disk or for Redis.
+
+        Of a shared inbox also images without a row: their records were not sent, or wait for the owner, which drops a
+        record without an image.
+        """
+        deleted = self.inbox.delete(ids) if self.inbox is not None else 0
+        if self._shared is not None:
+            self.images.remove(*ids)
+        return deleted
+
     def mark_labelled(self, ids: Collection[str]) -> None:
         """Mark those of the images as labelled that are novelties. Waits for a disk or for Redis."""
         if self._sink is not None:
@@ -157,6 +168,7 @@ class InboxAccess:
             image_limits=self._image_limits,
             scale=self._embedding_scale,
             is_erased=self._recorder.is_erased_sha256,
+            erased_at=lambda: erased_at(self._storage),
         )
         inbox.delete_erased(erased_at(self._storage))
         return inbox

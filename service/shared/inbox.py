@@ -65,8 +65,10 @@ class SharedInbox(Inbox):
         image_limits: ImageLimits,
         scale: Callable[[], EmbeddingScale | None],
         is_erased: Callable[[str], bool],
+        erased_at: Callable[[], Mapping[str, float]],
     ) -> None:
-        self._state, self._lease, self._is_erased = state, lease, is_erased
+        """`is_erased`: a short time ago; `erased_at` returns all erasures of the log."""
+        self._state, self._lease, self._is_erased, self._erased_at = state, lease, is_erased, erased_at
         self._turn = threading.Lock()  # a change and its commit
         self.lost = False
         self._temporary = tempfile.TemporaryDirectory(prefix="openworld-inbox-")
@@ -132,11 +134,17 @@ class SharedInbox(Inbox):
             return super().sweep()
 
     def match_images(self, waiting: Callable[[], set[str]]) -> None:
-        """Remove images without a row; in a Redis that has lost its rows, make novelties of them.
+        """Remove images without a row and erased ones; in a Redis that has lost its rows, make novelties of the others.
 
         `waiting` returns the images of records that were not applied yet. May take long: it lists the images.
         """
-        listed = [(image.sha256, time.time() - image.time) for image in self._images]
+        images = list(self._images)
+        erased_at = self._erased_at()
+        # An erasure that was interrupted; the record of such an image may even have been applied since.
+        erased = {image.sha256 for image in images if image.time < erased_at.get(image.sha256, 0.0)}
+        self.delete(erased)
+        self._images.remove(*erased)
+        listed = [(image.sha256, time.time() - image.time) for image in images if image.sha256 not in erased]
         waiting_images = waiting()
         for id, age in listed:
             with self._lock:

@@ -103,9 +103,9 @@ class ImageStore:
         """Remove local copies of images that another machine has erased."""
         self._storage.drop_copies(self._key(sha) for sha in shas)
 
-    def remove(self, sha: str) -> None:
-        """Delete an image that nothing refers to. Idempotent, so that a repeated clean-up can finish."""
-        self._delete([sha])
+    def remove(self, *shas: str) -> None:
+        """Delete images that nothing refers to. Idempotent, so that a repeated clean-up can finish."""
+        self._delete(shas)
 
     def _delete(self, shas: Iterable[str]) -> None:
         try:

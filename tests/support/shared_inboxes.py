@@ -26,6 +26,7 @@ class Server:
     name: str
     limits: InboxLimits = field(default_factory=InboxLimits)
     erased: set[str] = field(default_factory=set)
+    erased_at: dict[str, float] = field(default_factory=dict)
     inbox: SharedInbox | None = None
     results: list[AddResult] = field(default_factory=list)
 
@@ -42,6 +43,7 @@ class Server:
             image_limits=DEFAULT_LIMITS,
             scale=lambda: None,
             is_erased=self.erased.__contains__,
+            erased_at=lambda: self.erased_at,
         )
 
     def _use(self, inbox: SharedInbox | None) -> None:

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from pathlib import Path
 
 import pytest
+from pydantic import SecretStr
 
-from service.shared import Lease, SharedInbox
+from service.container import Container
+from service.settings import ServiceSettings
+from service.shared import Lease, RedisState, SharedInbox
 from service.shared import inbox as shared_inbox
 from tests.support.inbox import sighting
 from tests.support.novelties import block_image
+from tests.support.redis_servers import RedisServer
 from tests.support.shared_inboxes import NewServer, Server
 
 
@@ -51,3 +58,37 @@ def test_an_inbox_that_ends_while_images_are_compared_removes_none(
         inbox._is_new = False
         inbox.match_images(waiting)
     assert stored(server) == {id, orphan}
+
+
+def test_images_whose_erasure_was_interrupted_are_neither_kept_nor_adopted(
+    new_server: NewServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_inbox, "ADOPT_SECONDS", -1.0)
+    server = new_server(start=False)
+    with owned(server) as inbox:
+        applied, later = add(inbox, 1), add(inbox, 2)
+        orphan = server.images.put(block_image(3))
+        server.erased_at |= {applied: time.time() + 1, orphan: time.time() + 1, later: time.time() - 3600}
+        inbox.match_images(set)
+        assert inbox.get(applied) is None
+        assert inbox.get(later) is not None, "it was seen after the erasure"
+    assert stored(server) == {later}
+
+
+def test_an_erasure_removes_an_image_whose_record_waits(
+    redis_server: RedisServer, redis_state: RedisState, tmp_path: Path
+) -> None:
+    settings = ServiceSettings(data=tmp_path, redis_url=SecretStr(redis_server.url), shared=("recent", "inbox"))
+
+    async def erase() -> None:
+        container = Container(settings)
+        try:
+            id = container.novelties.images.put(block_image(1))
+            other = container.novelties.images.put(block_image(2))
+            await container.erase_images([id])
+            assert container.novelties.images.find(id) is None
+            assert container.novelties.images.find(other) is not None
+        finally:
+            await container.stop()
+
+    asyncio.run(erase())
