@@ -278,7 +278,7 @@ class Inbox:
             self._index.add(table.insert(id, sighting, self._now, info))
         except BaseException:
             if stored not in self._index:
-                self._images.remove(stored)
+                self._remove_image(stored)
                 with suppress(StoreError):
                     table.delete([stored])
             raise
@@ -313,11 +313,14 @@ class Inbox:
         if self._table is None or not ids:
             return
         for id in ids:
-            self._images.remove(id)
+            self._remove_image(id)
         self._table.delete(ids)
         for id in ids:
             if id in self._index:
                 self._index.remove(id)
+
+    def _remove_image(self, id: str) -> None:
+        self._images.remove(id)
 
     def _with_group(self, novelty: Novelty) -> Novelty:
         return replace(novelty, group=self._index.groups.group_of(novelty.id))

@@ -71,6 +71,7 @@ class SharedInbox(Inbox):
         self._state, self._lease, self._is_erased, self._erased_at = state, lease, is_erased, erased_at
         self._turn = threading.Lock()  # a change and its commit
         self.lost = False
+        self._unneeded: set[str] = set()  # images that are removed after the next commit
         self._temporary = tempfile.TemporaryDirectory(prefix="openworld-inbox-")
         root = Path(self._temporary.name)
         rows, ran = state.hash_values("inbox-rows"), state.get("inbox-ran")
@@ -108,8 +109,7 @@ class SharedInbox(Inbox):
                 except StoreError as error:  # of this record: the next ones must not wait for it
                     log.error("cannot add a novel image to the inbox: %s", error)
                     result = AddResult("dropped", reason="error")
-            if id not in self._index:
-                self._images.remove(id)
+            self._unneeded.add(id)  # if it is no novelty
         return result
 
     def set_state(self, ids: Iterable[str], state: NoveltyState, was: NoveltyState | None = None) -> StateChange:
@@ -185,6 +185,19 @@ class SharedInbox(Inbox):
             except (InboxMoved, QueueUnavailable):
                 self.lost = True
                 raise
+            self._remove_unneeded()
+
+    def _remove_unneeded(self) -> None:
+        """Only after a commit: a server that owns the inbox no longer must not remove images of the next owner.
+
+        After a kill in between, `match_images` removes them.
+        """
+        with self._lock:
+            if self._closed:
+                return  # the index is empty
+            unneeded = [id for id in self._unneeded if id not in self._index]
+        self._images.remove(*unneeded)
+        self._unneeded.clear()
 
     def _commit(self, entry: str) -> None:
         with self._lock:
@@ -197,6 +210,9 @@ class SharedInbox(Inbox):
             raise InboxMoved("another server has taken over the inbox: send the request again", 1)
 
     # Of the base class
+
+    def _remove_image(self, id: str) -> None:
+        self._unneeded.add(id)
 
     def _open_table(self) -> InboxTable:
         return MirroredTable(self._database)

@@ -12,6 +12,7 @@ import pytest
 from pydantic import SecretStr
 
 from service.container import Container
+from service.errors import InboxMoved
 from service.settings import ServiceSettings
 from service.shared import Lease, RedisState, SharedInbox
 from service.shared import inbox as shared_inbox
@@ -92,3 +93,15 @@ def test_an_erasure_removes_an_image_whose_record_waits(
             await container.stop()
 
     asyncio.run(erase())
+
+
+def test_a_former_owner_removes_no_image_of_the_next_owner(new_server: NewServer) -> None:
+    first, second = new_server(start=False), new_server(start=False)
+    with owned(first, "first") as former:
+        id = add(former, 1)
+        with owned(second, "second") as inbox:
+            with pytest.raises(InboxMoved):
+                former.delete([id])
+            assert inbox.read_image(id) == block_image(1)
+            inbox.delete([id])
+            assert stored(second) == set()
