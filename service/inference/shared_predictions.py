@@ -41,8 +41,10 @@ class SharedPredictions(RecentPredictions):
     def put(self, sighting: Sighting) -> None:
         super().put(sighting)
         size = len(sighting.data)
+        if size >= self._max_bytes:  # it is not kept at all
+            return
         with self._lock:
-            taken = self._waiting + size <= MAX_WAITING and size < self._max_bytes
+            taken = self._waiting + size <= MAX_WAITING
             self._waiting += size if taken else 0
         if taken:
             self._thread.submit(self._copy, sighting)

@@ -115,3 +115,12 @@ def test_a_server_whose_redis_does_not_answer_knows_its_own_predictions(
         with pytest.raises(QueueUnavailable):
             asyncio.run(recent.erase([sha256_bytes(b"same")]))
     assert caplog.text.count("known to this server only") == 1
+
+
+def test_a_prediction_above_the_limit_is_not_reported_as_a_failure_of_redis(
+    redis_state: RedisState, caplog: pytest.LogCaptureFixture
+) -> None:
+    with closing(SharedPredictions(redis_state, 0, 60)) as recent:
+        recent.put(prediction(1))
+        assert recent.get("prediction-1") is None
+    assert caplog.text == ""
