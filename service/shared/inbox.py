@@ -157,6 +157,7 @@ class SharedInbox(Inbox):
                 self._adopt_image(id)
             elif age > ORPHAN_SECONDS:
                 self._images.remove(id)
+        self._is_new = False  # an image without a row is an orphan from now on
 
     def _adopt_image(self, id: str) -> None:
         try:

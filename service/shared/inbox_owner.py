@@ -24,6 +24,7 @@ from tasks.errors import QueueUnavailable
 POLL_SECONDS = 1.0  # between two looks at the lease
 RECORDS = 50  # applied between two renewals
 SWEEP_SECONDS = 60.0  # between two sweeps of old novelties
+MATCH_SECONDS = 3600.0  # between two comparisons of the images with the rows
 
 STREAM = "inbox-stream"
 
@@ -51,7 +52,7 @@ class InboxOwner:
         self._lease = self._new_lease()
         self._inbox: SharedInbox | None = None
         self._retired: list[SharedInbox] = []  # requests may still read them
-        self._applied, self._swept = "-", 0.0
+        self._applied, self._swept, self._matched = "-", 0.0, 0.0
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="inbox-owner", daemon=True)
 
@@ -112,13 +113,17 @@ class InboxOwner:
             "this server %s the inbox: %d novelties, read in %.1f s",
             *("has read" if again else "owns", sum(inbox.counts().values()), time.monotonic() - started),
         )
-        # In another thread: it lists the images, and the lease must be renewed until it has.
+        self._start_matching(inbox)
+
+    def _start_matching(self, inbox: SharedInbox) -> None:
+        """In another thread: it lists the images, and the lease must be renewed until it has."""
+        self._matched = time.monotonic()
         threading.Thread(target=self._match_images, args=[inbox], name="inbox-images", daemon=True).start()
 
     def _match_images(self, inbox: SharedInbox) -> None:
         try:
             inbox.match_images(self._waiting_images)
-        except Exception as error:  # the next owner does it
+        except Exception as error:  # done again after MATCH_SECONDS, or by the next owner
             bug = None if isinstance(error, (OpenWorldError, OSError)) else error
             log.warning("the images of the inbox were not compared with its rows: %s", error, exc_info=bug)
 
@@ -141,6 +146,8 @@ class InboxOwner:
             self._swept = time.monotonic()
             inbox.sweep()
             self._compare_with_stream(inbox)
+        if time.monotonic() - self._matched > MATCH_SECONDS:
+            self._start_matching(inbox)
 
     def _compare_with_stream(self, inbox: SharedInbox) -> None:
         """Read the inbox again if a failover of Redis has undone changes: applied records are in the stream again."""

@@ -14,12 +14,13 @@ from pydantic import SecretStr
 from service.container import Container
 from service.errors import InboxMoved
 from service.settings import ServiceSettings
-from service.shared import Lease, RedisState, SharedInbox
+from service.shared import Lease, RedisState, SharedInbox, inbox_owner
 from service.shared import inbox as shared_inbox
 from tests.support.inbox import sighting
 from tests.support.novelties import block_image
 from tests.support.redis_servers import RedisServer
 from tests.support.shared_inboxes import NewServer, Server
+from tests.support.waiting import wait_until
 
 
 @contextmanager
@@ -105,3 +106,14 @@ def test_a_former_owner_removes_no_image_of_the_next_owner(new_server: NewServer
             assert inbox.read_image(id) == block_image(1)
             inbox.delete([id])
             assert stored(second) == set()
+
+
+def test_the_owner_removes_images_without_a_row_while_it_runs(
+    new_server: NewServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inbox_owner, "MATCH_SECONDS", 0.2)
+    server = new_server()
+    wait_until(lambda: server.inbox is not None and not server.inbox._is_new)
+    monkeypatch.setattr(shared_inbox, "ORPHAN_SECONDS", -1.0)
+    server.images.put(block_image(1))
+    wait_until(lambda: stored(server) == set())
