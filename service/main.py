@@ -16,14 +16,16 @@ import socket
 from functools import partial
 from types import FrameType
 from typing import Any, cast
+from urllib.parse import urlsplit
 
 import uvicorn
 
+from models.errors import OpenWorldError
 from service.app import create_app
 from service.container import Container
 from service.http.protocol import Connections, GuardedProtocol
 from service.memory import return_large_blocks
-from service.settings import ServiceSettings
+from service.settings import ServiceSettings, is_loopback
 from tasks.queue import check_redis
 
 log = logging.getLogger(__name__)
@@ -93,13 +95,28 @@ def reachable_address(host: str, port: int) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
+def advertised_address(settings: ServiceSettings, port: int) -> str:
+    """The address that other servers forward to; OpenWorldError if it would lead them to themselves."""
+    if settings.advertise:
+        return settings.advertise
+    address = reachable_address(settings.host, port)
+    found = urlsplit(address).hostname or ""
+    if "inbox" in settings.shared and is_loopback(found) and not is_loopback(settings.host):
+        raise OpenWorldError(
+            f"the name of this machine leads to {found}, at which other servers cannot reach it: set "
+            f"OPENWORLD_SERVE_ADVERTISE=http://<address of this machine>:{port}"
+        )
+    return address
+
+
 def serve(settings: ServiceSettings, listener: socket.socket) -> int:
     """Run until a signal; returns the exit code. `listener` is bound: it listens when the model is loaded."""
+    address = advertised_address(settings, listener.getsockname()[1])
     if settings.redis_url is not None:
         check_redis(settings.redis_url.get_secret_value(), settings.confirming_replicas)
     app = create_app(settings)
     container: Container = app.state.container
-    container.address = settings.advertise or reachable_address(settings.host, listener.getsockname()[1])
+    container.address = address
     metrics = container.metrics
     limit = reserve_descriptors(settings.max_connections)
     connections = Connections(
