@@ -2,7 +2,8 @@
 
     <prefix>:inbox-rows      hash: novelty -> its row
     <prefix>:inbox-stream    records of all servers that the owner has not applied yet
-    <prefix>:inbox-ran       seconds that the inbox was open so far; absent in a Redis that never had this inbox
+    <prefix>:inbox-ran       seconds that the inbox was open so far
+    <prefix>:inbox-matched   set once every image has a row; absent in a Redis that never had this inbox, or lost it
     novelties/images/        the images, in the image store
 
 **Every change is in Redis before it is answered, and a record counts once, whichever server applies it**: one script
@@ -75,7 +76,7 @@ class SharedInbox(Inbox):
         self._temporary = tempfile.TemporaryDirectory(prefix="openworld-inbox-")
         root = Path(self._temporary.name)
         rows, ran = state.hash_values("inbox-rows"), state.get("inbox-ran")
-        self._is_new = ran is None  # to Redis; images may exist nevertheless
+        self._is_new = state.get("inbox-matched") is None  # to Redis; images may exist nevertheless
         (root / "inbox").mkdir()
         copy = MirroredTable(root / "inbox" / "inbox.sqlite3")
         copy.load(rows, float(ran or 0))
@@ -157,7 +158,9 @@ class SharedInbox(Inbox):
                 self._adopt_image(id)
             elif age > ORPHAN_SECONDS:
                 self._images.remove(id)
-        self._is_new = False  # an image without a row is an orphan from now on
+        if self._is_new:  # an image without a row is an orphan from now on, for later owners too
+            self._state.put("inbox-matched", "1")
+            self._is_new = False
 
     def _adopt_image(self, id: str) -> None:
         try:
@@ -176,9 +179,8 @@ class SharedInbox(Inbox):
     @contextmanager
     def _committed(self, entry: str = "") -> Iterator[None]:
         with self._turn:
-            if (
-                self.lost
-            ):  # its rows may be in use elsewhere already, with the same lease: a commit would replace newer ones
+            # Its rows may be in use elsewhere already, with the same lease: a commit would replace newer ones.
+            if self.lost:
                 raise InboxMoved("the inbox is being read again: send the request again", 1)
             try:
                 yield

@@ -40,6 +40,9 @@ class RedisState:
         found: Any = call_redis(self.client, lambda: self.client.get(f"{self.prefix}:{key}"))
         return None if found is None else bytes(found)
 
+    def put(self, key: str, value: str) -> None:
+        call_redis(self.client, lambda: self.client.set(f"{self.prefix}:{key}", value))
+
     def hash_values(self, key: str) -> list[bytes]:
         found: Any = call_redis(self.client, lambda: self.client.hvals(f"{self.prefix}:{key}"))
         return list(found)

@@ -96,6 +96,30 @@ def test_an_erasure_removes_an_image_whose_record_waits(
     asyncio.run(erase())
 
 
+def test_the_next_owner_adopts_what_a_killed_one_did_not(
+    new_server: NewServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a Redis that has lost its rows."""
+    monkeypatch.setattr(shared_inbox, "ADOPT_SECONDS", -1.0)
+    server = new_server(start=False)
+    ids = {server.images.put(block_image(number)) for number in (1, 2, 3)}
+    adopt = SharedInbox._adopt_image
+
+    def adopt_one_and_die(self: SharedInbox, id: str) -> None:
+        adopt(self, id)
+        raise KeyboardInterrupt
+
+    with owned(server, "first") as inbox, monkeypatch.context() as patch:
+        patch.setattr(SharedInbox, "_adopt_image", adopt_one_and_die)
+        with pytest.raises(KeyboardInterrupt):
+            inbox.match_images(set)
+    monkeypatch.setattr(shared_inbox, "ORPHAN_SECONDS", -1.0)
+    with owned(server, "second") as inbox:
+        inbox.match_images(set)
+        assert {id for id in ids if inbox.get(id) is not None} == ids
+    assert stored(server) == ids
+
+
 def test_a_former_owner_removes_no_image_of_the_next_owner(new_server: NewServer) -> None:
     first, second = new_server(start=False), new_server(start=False)
     with owned(first, "first") as former:
