@@ -6,6 +6,7 @@ import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import timm
@@ -127,8 +128,10 @@ def random_backbone(folder: Path, name: str, adapted_blocks: int) -> Backbone:
 Tasks = Sequence[Mapping[str, Sequence[str]]]
 
 
-def learn(backbone: Backbone, tasks: Tasks, read: Callable[[str], bytes], epochs: int = 3) -> Model:
-    settings = learner_settings(epochs=epochs, bottleneck=16, hold_out=0.3, replay_size=16, back_epochs=2)
+def learn(backbone: Backbone, tasks: Tasks, read: Callable[[str], bytes], **more: Any) -> Model:
+    given: dict[str, Any] = {"epochs": 3, "bottleneck": 16, "hold_out": 0.3, "replay_size": 16, "back_epochs": 2}
+    given["networks"] = "always"  # what is compared are the networks
+    settings = learner_settings(**given | more)
     learner = Learner(TokenCache(backbone, read), settings)
     model, samples = learner.empty(), Samples()
     for task in tasks:

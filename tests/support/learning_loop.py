@@ -122,6 +122,11 @@ class Loop:
         """Wait until a trainer has reported a first event of the task."""
         wait_until(lambda: self.task(id)["progress"] is not None, 60)
 
+    def finished_epochs(self, id: str) -> int:
+        """Those of the task's network, as its trainer has reported them."""
+        progress = self.task(id)["progress"] or {"phase": ""}
+        return int(progress["epoch"]) if progress["phase"].startswith("task") else 0
+
     def versions_of(self, id: str) -> list[int]:
         store = VersionStore(self.folder)
         return [n for n in store.versions() if store.manifest(n).has_learned(id)]

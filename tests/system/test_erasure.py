@@ -164,7 +164,7 @@ def test_a_recent_prediction_cannot_be_reported_between_the_steps_of_an_erasure(
         settings=ServiceSettings(),
         recorder=recorder,
         recent=recent,
-        inbox=WatchedInbox(),
+        novelties=SimpleNamespace(erase=WatchedInbox().delete),
         thumbnails=Thumbnails(DEFAULT_LIMITS),
     )
     assert asyncio.run(Container.erase_images(parts, [sha256_bytes(image)])) == (0, 1)

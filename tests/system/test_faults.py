@@ -6,7 +6,6 @@ import os
 import signal
 import time
 from pathlib import Path
-from typing import Any
 
 import httpx2 as httpx
 import pytest
@@ -63,11 +62,6 @@ def test_another_trainer_continues_the_task_of_a_killed_one(tmp_path: Path, step
         assert running.task(id)["attempts"] in ([2] if step == "task claimed" else [1, 2])
 
 
-def _finished_epochs(task: dict[str, Any]) -> int:
-    progress = task["progress"] or {"phase": ""}
-    return int(progress["epoch"]) if progress["phase"].startswith("task") else 0
-
-
 def test_restarts_of_a_trainer_whose_checkpoint_advances_do_not_use_up_the_attempts(tmp_path: Path) -> None:
     with loop(tmp_path, max_attempts="1", epochs="4") as running:
         running.start("serve")
@@ -75,7 +69,7 @@ def test_restarts_of_a_trainer_whose_checkpoint_advances_do_not_use_up_the_attem
         for epoch in (1, 2):
             with running.holding_trainers(epoch):
                 trainer = running.start("train")
-                wait_until(lambda epoch=epoch: _finished_epochs(running.task(id)) >= epoch, 60)
+                wait_until(lambda epoch=epoch: running.finished_epochs(id) >= epoch, 60)
                 trainer.kill()
                 trainer.wait()
         running.start("train")

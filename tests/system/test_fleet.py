@@ -125,7 +125,7 @@ def test_the_standby_finishes_the_task_of_a_killed_trainer(running: Running) -> 
     loop, fleet = running.loop, running.fleet
     with loop.holding_trainers(epoch=2):
         id = loop.submit(batch("new-3", "new-4")).json()["id"]
-        wait_until(lambda: loop.task(id)["progress"] and loop.task(id)["progress"]["epoch"] >= 2, 60)
+        wait_until(lambda: loop.finished_epochs(id) >= 2, 60)
         active = fleet.active_trainer()
         assert active is not None
         fleet.kill(active)

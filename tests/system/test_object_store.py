@@ -53,7 +53,7 @@ def test_a_task_moves_to_another_machine_and_all_servers_swap(loop: Loop) -> Non
     with loop.holding_trainers(epoch=2):
         killed = loop.start("train", machine="c")
         id = loop.submit(batch("new-1", "new-2")).json()["id"]
-        wait_until(lambda: loop.task(id)["progress"] and loop.task(id)["progress"]["epoch"] >= 2, 60)
+        wait_until(lambda: loop.finished_epochs(id) >= 2, 60)
         saved = {found.key: found.size for found in loop.storage.list("work/")} if loop.storage else {}
         killed.kill()
         killed.wait(20)

@@ -76,8 +76,9 @@ def test_deit_answers_as_in_torch_on_real_images(
     deit: DeitInTorch, cifar10: ImageSet, adapted_blocks: int, tmp_path: Path
 ) -> None:
     exported = Exported.of(real_deit(tmp_path, adapted_blocks))
-    if adapted_blocks == 12:  # every block runs once per task: one task with few images
-        model = learn(exported.backbone, cifar10_tasks(cifar10, 8, [[0, 1, 6]]), cifar10.read, epochs=1)
+    if adapted_blocks == 12:  # every block runs once per task: one task with few images, which accepts nearly all
+        tasks = cifar10_tasks(cifar10, 8, [[0, 1, 6]])
+        model = learn(exported.backbone, tasks, cifar10.read, epochs=1, accept=0.6)
     else:
         model = learn(exported.backbone, cifar10_tasks(cifar10, 12, [[0, 1], [6, 8]]), cifar10.read)
     tokens = deit.tokens[adapted_blocks]
