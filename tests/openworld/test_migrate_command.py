@@ -85,7 +85,7 @@ def test_an_interrupted_migration_has_no_current_version_and_can_be_repeated(
         migration.migrate(LocalFiles(folder), target, stop)
     assert VersionStore(target).current() is None
     image = next(iter(target.list("images/")))
-    target.put(image.key, b"damaged meanwhile")
+    target.put(image.key, b"damaged since")
     assert migration.migrate(LocalFiles(folder), target) == 1
     assert VersionStore(target).load().manifest.task_id == "task-1"
     assert migration.migrate(LocalFiles(folder), target) == 1  # complete: compared again
@@ -145,7 +145,7 @@ def test_a_source_that_changes_meanwhile_is_reported(folder: Path, seaweedfs: in
 
     def interfere(count: int) -> None:
         if store.current() == 1:
-            store.activate(2, "operator", "meanwhile")
+            store.activate(2, "operator", "during the copy")
 
     with pytest.raises(migration.OpenWorldError, match="stop the programs"):
         migration.migrate(LocalFiles(folder), target, interfere)

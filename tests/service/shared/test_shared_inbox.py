@@ -48,7 +48,7 @@ def test_the_next_owner_has_the_same_novelties_with_their_states(new_server: New
     wait_until(lambda: first.inbox and first.inbox.counts()["labelled"] == 1)
     before = {id: first.inbox.get(id) for id in ids}
     first.crash()
-    late = send(first, 9)  # nobody owns the inbox now: the record waits
+    late = send(first, 9)  # no server owns the inbox now: the record waits
 
     second = new_server()
     wait_until(lambda: second.inbox)
@@ -178,7 +178,7 @@ def test_the_owner_reads_the_inbox_again_after_redis_was_away(redis_server: Redi
     redis_server.stop()
     with pytest.raises(QueueUnavailable):
         server.inbox.set_state([a], "dismissed")
-    assert server.inbox.get(a) is not None, "it can be read meanwhile"
+    assert server.inbox.get(a) is not None, "it can still be read"
     redis_server.start()
     before = server.inbox
     wait_until(lambda: server.inbox is not before)
