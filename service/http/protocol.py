@@ -24,6 +24,7 @@ log = logging.getLogger("openworld.requests")
 MAX_HEADERS = 64 * 2**10  # bytes of headers, and of trailers after a body
 LINGER_SECONDS = 30.0  # for the rest of a body, after its request was answered
 WRITE_SECONDS = 30.0  # for a client that does not read its response
+LAST_SECONDS = 1.0  # for the first request of a new connection, when the server stops
 CLOSED_PER_SWEEP = 50
 NEVER = math.inf
 
@@ -97,6 +98,12 @@ class GuardedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._connections.remove(self)
         super().connection_lost(exc)
+
+    def shutdown(self) -> None:
+        if self in self._connections.new:  # its request may be on the way
+            self.loop.call_later(LAST_SECONDS, super().shutdown)
+        else:
+            super().shutdown()
 
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():

@@ -34,16 +34,26 @@ def rename(server: RunningServer, name: str, to: str) -> int:
 
 @contextmanager
 def steady_requests(*servers: str) -> Iterator[list[str]]:
-    """Predict all the time, as through a balancer: by the next server if a connection is refused."""
+    """Predict all the time, as through a balancer: by the next server if one does not accept the connection.
+
+    A server that stops resets a connection that it has not accepted yet: at most one here, because one thread sends.
+    """
     stop, failures, image = threading.Event(), list[str](), known_image("class 4")
+    resets = 0
 
     def send() -> None:
+        nonlocal resets
         with httpx.Client(timeout=30) as client:
             while not stop.is_set():
                 for url in servers:
                     try:
                         response = client.post(f"{url}/predict", content=image)
                     except httpx.ConnectError:
+                        continue
+                    except (httpx.ReadError, httpx.WriteError) as reset:
+                        resets += 1
+                        if resets > 1:
+                            failures.append(f"{url}: {reset!r}")
                         continue
                     if response.status_code != 200 or response.json()["predictions"][0]["label"] != "class 4":
                         failures.append(response.text)

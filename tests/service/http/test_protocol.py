@@ -140,6 +140,23 @@ def test_connections_without_a_request_are_closed_before_used_ones() -> None:
     asyncio.run(check())
 
 
+def test_a_server_that_stops_answers_the_first_request_of_a_new_connection() -> None:
+    async def check() -> None:
+        app = App()
+        app.go.set()
+        async with running(app, limit=3) as server:
+            used, new = await server.connect(), await server.connect()
+            assert await used.ask(GET) == b"HTTP/1.1 200 OK"
+            silent = await server.connect()
+            for connection in list(server.connections.open):
+                connection.shutdown()
+            assert await used.ask(GET) == b""
+            assert await new.ask(GET) == b"HTTP/1.1 200 OK"
+            assert await silent.read() == b""
+
+    asyncio.run(check())
+
+
 @pytest.mark.parametrize(
     ("sent", "seconds"),
     [(b"", 10), (b"GET / HTTP", 10), (GET, 75), (GET + b"GET", 10), (POST, 30), (POST + b"0123456789", 75)],
