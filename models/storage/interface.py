@@ -7,10 +7,10 @@ write is complete or absent, and survives a power cut when the call returns.**
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 
 class Stored(NamedTuple):
@@ -19,6 +19,12 @@ class Stored(NamedTuple):
     key: str
     size: int
     time: float  # of the last write, in seconds since the epoch
+
+
+Operation = Literal["get", "head", "put", "delete", "list"]
+# missing: there is no such key. conflict: the condition of a write does not hold. failed: no answer, or an error.
+Outcome = Literal["ok", "missing", "conflict", "refused", "failed"]
+Observer = Callable[[Operation, Outcome, float], None]  # with the seconds of one request
 
 
 class StoreUnavailable(OSError):
@@ -82,6 +88,9 @@ class Storage(Hashable, Protocol):
 
     def temporaries(self, prefixes: Iterable[str]) -> Iterator[Path]:
         """Temporary files and folders, for a caller that knows that no process writes under these prefixes."""
+
+    def observe(self, observer: Observer) -> None:
+        """Call `observer` after every request to a store on another machine."""
 
     def drop_copies(self, keys: Iterable[str]) -> None:
         """Remove local copies of values that another process has deleted."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from models.files import TEMPORARY, create_durable, file_lock, fsync_folder, make_folder, write_durable
-from models.storage.interface import Stored
+from models.storage.interface import Observer, Stored
 
 
 @dataclass(frozen=True)
@@ -99,6 +99,9 @@ class LocalFiles:
         for prefix in prefixes:
             folder, _, name = prefix.rpartition("/")
             yield from (self.root / folder).glob(f".{name}*{TEMPORARY}")
+
+    def observe(self, observer: Observer) -> None:
+        """Files need no requests."""
 
     def drop_copies(self, keys: Iterable[str]) -> None:
         """There are no copies."""

@@ -13,11 +13,12 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import timedelta
 from errno import EACCES, ENOENT, ENXIO, EREMOTEIO
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -30,7 +31,7 @@ from obstore.store import from_url
 from models.backoff import Backoff
 from models.errors import StoreError
 from models.files import make_folder, sha256_bytes
-from models.storage.interface import Stored, StoreUnavailable
+from models.storage.interface import Observer, Operation, Outcome, Stored, StoreUnavailable
 from models.storage.object_cache import ObjectCache, content_hash
 from models.storage.self_test import State, check_conditions
 
@@ -85,6 +86,7 @@ class ObjectStorage:
         self._client, self._url, self.root = client, url.rstrip("/"), root
         self._retry_seconds = retry_seconds
         self._copies = copies
+        self._observer: Observer = lambda operation, outcome, seconds: None
         self._once: dict[str, bytes] = {}
         self._once_bytes = 0
 
@@ -128,7 +130,7 @@ class ObjectStorage:
 
     def find(self, key: str) -> Stored | None:
         try:
-            found = self._call(key, lambda: obstore.head(self._client, key))
+            found = self._call(key, lambda: self._head(key))
         except FileNotFoundError:
             return None
         return Stored(key, found["size"], found["last_modified"].timestamp())
@@ -137,7 +139,8 @@ class ObjectStorage:
         folder, last, backoff, since = prefix.rpartition("/")[0], None, self._backoff(), time.monotonic()
         while True:
             try:
-                for chunk in obstore.list(self._client, folder or None, offset=last):
+                chunks = obstore.list(self._client, folder or None, offset=last)
+                while chunk := self._request("list", lambda chunks=chunks: next(chunks, None)):  # type: ignore[misc]
                     for found in chunk:
                         last = found["path"]
                         if last.startswith(prefix):
@@ -159,9 +162,15 @@ class ObjectStorage:
         return self._call(key, lambda: self._fetch(key))
 
     def _fetch(self, key: str) -> tuple[bytes, State]:
-        found = obstore.get(self._client, key)
-        state = {"e_tag": found.meta["e_tag"], "version": found.meta["version"]}
-        return bytes(found.bytes()), {name: value for name, value in state.items() if value is not None}
+        def get() -> tuple[bytes, Mapping[str, Any]]:
+            found = obstore.get(self._client, key)
+            return bytes(found.bytes()), found.meta
+
+        data, meta = self._request("get", get)
+        return data, {name: meta[name] for name in ("e_tag", "version") if meta[name] is not None}
+
+    def _head(self, key: str) -> Mapping[str, Any]:
+        return self._request("head", lambda: obstore.head(self._client, key))
 
     def _remember(self, key: str, data: bytes) -> None:
         if self._once_bytes > WRITE_ONCE_BYTES:
@@ -185,7 +194,7 @@ class ObjectStorage:
                 return True
             if attempts > 1:  # an earlier attempt may have succeeded without an answer
                 return self._fetch(key)[0] == data
-            obstore.head(self._client, key)  # FileNotFoundError: a conflict of two writers may leave no value at all
+            self._head(key)  # FileNotFoundError: a conflict of two writers may leave no value at all
             return False
 
         since, backoff = time.monotonic(), self._backoff()
@@ -229,11 +238,11 @@ class ObjectStorage:
         keys = list(keys)
         if keys:
             try:
-                self._call(keys[0], lambda: obstore.delete(self._client, keys))
+                self._call(keys[0], lambda: self._request("delete", lambda: obstore.delete(self._client, keys)))
             except FileNotFoundError:  # some stores refuse to delete several keys if one of them does not exist
                 for key in keys:
                     with suppress(FileNotFoundError):
-                        self._call(key, lambda key=key: obstore.delete(self._client, key))  # type: ignore[misc]
+                        self._call(key, partial(self._request, "delete", partial(obstore.delete, self._client, key)))
         self.drop_copies(keys)
 
     def drop_copies(self, keys: Iterable[str]) -> None:
@@ -251,11 +260,25 @@ class ObjectStorage:
 
     def _put(self, key: str, data: bytes, mode: Any) -> None:
         try:
-            obstore.put(self._client, key, data, mode=mode, use_multipart=False)
+            self._request("put", lambda: obstore.put(self._client, key, data, mode=mode, use_multipart=False))
         except FileNotFoundError as error:  # a value needs no folder, but a bucket
             raise OSError(ENXIO, "there is no such bucket: create it first", self._url) from error
 
     # Errors and repetition
+
+    def observe(self, observer: Observer) -> None:
+        self._observer = observer
+
+    def _request(self, operation: Operation, request: Callable[[], T]) -> T:
+        """The result of one request, which is reported to the observer."""
+        started, outcome = time.perf_counter(), _outcome_of(None)
+        try:
+            return request()
+        except Exception as error:
+            outcome = _outcome_of(error)
+            raise
+        finally:
+            self._observer(operation, outcome, time.perf_counter() - started)
 
     def _call(self, key: str, request: Callable[[], T]) -> T:
         """The result of a request, repeated while the store does not answer it."""
@@ -283,6 +306,16 @@ class ObjectStorage:
         if backoff.failures == 0:
             log.warning("the object store does not answer, trying again: %s", message)
         time.sleep(backoff.next())
+
+
+def _outcome_of(error: Exception | None) -> Outcome:
+    if error is None:
+        return "ok"
+    if isinstance(error, FileNotFoundError):
+        return "missing"
+    if isinstance(error, _CONDITION_FAILED):
+        return "conflict"
+    return "refused" if isinstance(error, _REFUSED) else "failed"
 
 
 def _host(url: str) -> str:

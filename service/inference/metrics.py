@@ -21,6 +21,7 @@ from models.errors import Damage
 from models.versions.manifest import Manifest
 from service.inbox import DropReason
 from service.inference.drift import ScoreDrift
+from tasks.store_metrics import StoreMetrics
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 # Finer, for the quantiles of GET /pulse: a bucket ends at no more than 1.7 times its start.
@@ -128,6 +129,8 @@ class Metrics:
             "novelties_folded_total", "Novel images that were counted as another copy of a similar novelty"
         )
         self.novelties_dropped = counter("novelties_dropped_total", "Novel images that were not kept", "reason")
+
+        self.store = StoreMetrics(registry)
 
         for closed in CONNECTIONS_CLOSED:
             self.connections_closed.labels(closed)

@@ -12,49 +12,21 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import httpx2 as httpx
 import pytest
 
 from tests.support.learning_loop import Loop, batch, loop
 from tests.support.ports import free_port
-from tests.support.prometheus import Query, local_config, queries, requires_prometheus
+from tests.support.prometheus import Prometheus, Query, local_config, queries, requires_prometheus
 from tests.support.servers import known_image, novel_image, wait_until
 
 WINDOW_FACTOR, FOR_FACTOR = 60, 300  # five minutes of a window become 5 s, ten minutes of `for` become 2 s
 RATE_INTERVAL = "5s"
 NOVEL = 'sum(openworld_predictions_total{outcome="novel"})'
 ANSWERED = 'sum(openworld_predictions_total{outcome=~"known|novel"})'
-
-
-@dataclass
-class Prometheus:
-    url: str
-    since: float = field(default_factory=time.time)
-
-    def _get(self, path: str, **parameters: Any) -> Any:
-        answer = httpx.get(f"{self.url}/api/v1/{path}", params=parameters, timeout=30, trust_env=False).json()
-        assert answer["status"] == "success", answer
-        return answer["data"]
-
-    def value(self, expr: str) -> float:
-        ((_, value),) = [series["value"] for series in self._get("query", query=expr)["result"]]
-        return float(value)
-
-    def values(self, expr: str) -> list[float]:
-        """Return all values since the start, without NaN."""
-        found = self._get("query_range", query=expr, start=self.since, end=time.time(), step=1)["result"]
-        return [number for series in found for _, text in series["values"] if (number := float(text)) == number]
-
-    def firing(self) -> set[str]:
-        return {alert["labels"]["alertname"] for alert in self._get("alerts")["alerts"] if alert["state"] == "firing"}
-
-    def scraped(self) -> bool:
-        targets = self._get("targets", state="active")["activeTargets"]
-        return len(targets) == 2 and all(target["health"] == "up" for target in targets)
 
 
 @contextmanager
@@ -208,6 +180,7 @@ def test_the_swap_is_counted(run: Run) -> None:
 
 
 @requires_prometheus
-@pytest.mark.parametrize("query", list(queries()), ids=lambda query: query.where)
+@pytest.mark.parametrize("query", [q for q in queries() if not q.of_object_store], ids=lambda query: query.where)
 def test_every_panel_has_data(run: Run, query: Query) -> None:
+    """Those of the object store: tests/system/test_fleet.py."""
     assert run.prometheus.values(query.rendered(RATE_INTERVAL))

@@ -39,6 +39,7 @@ ALERTS = {
     "OpenworldModelLoadFailing",
     "OpenworldReplicasDisagree",
     "OpenworldNoInbox",
+    "OpenworldObjectStoreFailing",
     "OpenworldManyRejects",
     "OpenworldServerDown",
     "OpenworldServerNotReady",

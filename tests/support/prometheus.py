@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import httpx2 as httpx
 import pytest
 import yaml
 
@@ -28,12 +30,45 @@ requires_prometheus = pytest.mark.skipif(
 )
 
 
+@dataclass
+class Prometheus:
+    """A running server, and when its observation began."""
+
+    url: str
+    since: float = field(default_factory=time.time)
+
+    def _get(self, path: str, **parameters: Any) -> Any:
+        answer = httpx.get(f"{self.url}/api/v1/{path}", params=parameters, timeout=30, trust_env=False).json()
+        assert answer["status"] == "success", answer
+        return answer["data"]
+
+    def value(self, expr: str) -> float:
+        ((_, value),) = [series["value"] for series in self._get("query", query=expr)["result"]]
+        return float(value)
+
+    def values(self, expr: str) -> list[float]:
+        """Return all values since the start, without NaN."""
+        found = self._get("query_range", query=expr, start=self.since, end=time.time(), step=1)["result"]
+        return [number for series in found for _, text in series["values"] if (number := float(text)) == number]
+
+    def firing(self) -> set[str]:
+        return {alert["labels"]["alertname"] for alert in self._get("alerts")["alerts"] if alert["state"] == "firing"}
+
+    def scraped(self) -> bool:
+        targets = self._get("targets", state="active")["activeTargets"]
+        return len(targets) == 2 and all(target["health"] == "up" for target in targets)
+
+
 @dataclass(frozen=True)
 class Query:
     """A PromQL expression of a dashboard, with Grafana's variables, and its location."""
 
     where: str
     expr: str
+
+    @property
+    def of_object_store(self) -> bool:
+        return "openworld_store_" in self.expr
 
     def rendered(self, interval: str) -> str:
         """The expression as Grafana sends it with all clients selected."""

@@ -9,6 +9,7 @@ from prometheus_client.process_collector import ProcessCollector
 
 from models.versions.manifest import Manifest
 from tasks.queue import TaskQueue
+from tasks.store_metrics import StoreMetrics
 
 DURATION_BUCKETS = (1.0, 5.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0, 14400.0)  # seconds
 
@@ -44,6 +45,7 @@ class WorkerMetrics:
         self.accuracy = gauge("eval_accuracy", "Accuracy on a task's held-out images, in the last version", "task")
         self.auroc = gauge("eval_auroc", "AUROC of a task's own score against all others, in the last version", "task")
         self.forgetting = gauge("forgetting", "Mean accuracy that old tasks lost with the last version")
+        self.store = StoreMetrics(registry)
         self.capacity = gauge("capacity_used_ratio", "Share of used units in the fullest adapter")
 
     def beat(self) -> None:
