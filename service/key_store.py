@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Literal
@@ -22,9 +22,15 @@ from service.keys import NAME, Key, digest_of
 from service.wire.keys import Role
 
 FILE, LOCK = "keys.json", ".keys.lock"
+SHARED_COPY = "shared-keys.json"  # of the keys in Redis, if servers share them
 PREFIX = "ow_"  # lets scanners of repositories recognise a secret
 
+Change = Callable[[list["KeyRecord"]], list["KeyRecord"]]
 KeyState = Literal["valid", "expired", "revoked"]
+
+
+class KeysUnconfirmed(OpenWorldError):
+    """The keys were changed, but a failure of Redis may undo it."""
 
 
 class KeyRecord(BaseModel):
@@ -54,23 +60,25 @@ class _KeyFile(BaseModel):
 
 
 class KeyStore:
-    """The keys of a data folder."""
+    """The keys of a data folder, in a file. `SharedKeyStore` has them in Redis."""
+
+    shared = False
 
     def __init__(self, data: Path) -> None:
         self._data, self._path = data, data / FILE
+        self.place = str(data)  # for messages
 
     def records(self) -> list[KeyRecord]:
         """All keys, oldest first; StoreError if the file cannot be read."""
         try:
-            return _KeyFile.model_validate_json(self._path.read_bytes()).keys
+            return unpacked(self._path.read_bytes(), str(self._path))
         except FileNotFoundError:
             return []
-        except (OSError, ValidationError) as error:
-            reason = error if isinstance(error, OSError) else f"{error.error_count()} errors"
-            raise StoreError(f"the keys in {self._path} cannot be read ({reason}): restore the file") from error
+        except OSError as error:
+            raise StoreError(f"the keys in {self._path} cannot be read ({error}): restore the file") from error
 
-    def fingerprint(self) -> tuple[int, ...] | None:
-        """Changes with the file; None while there is none."""
+    def fingerprint(self) -> object:
+        """Changes with the keys."""
         try:
             found = os.stat(self._path)
         except FileNotFoundError:
@@ -88,26 +96,43 @@ class KeyStore:
             created=now,
             expires=None if lifetime is None else now + lifetime,
         )
-        open_data_folder(self._data)
-        with file_lock(self._data / LOCK):
-            records = self.records()
+
+        def add(records: list[KeyRecord]) -> list[KeyRecord]:
             if any(other.name == name for other in records):
                 raise OpenWorldError(f"there is or was a key {name!r}: choose another name")
-            self._write([*records, record])
+            return [*records, record]
+
+        self._change(add)
         return secret
 
     def revoke(self, name: str) -> None:
         """Revoke a key; nothing happens if it is revoked."""
-        if not any(record.name == name for record in self.records()):
-            raise OpenWorldError(f"there is no key {name!r} in {self._data}: see openworld keys list")
-        with file_lock(self._data / LOCK):
-            now = datetime.now(UTC)
-            self._write(
-                [
-                    record.model_copy(update={"revoked": record.revoked or now}) if record.name == name else record
-                    for record in self.records()
-                ]
-            )
+        now = datetime.now(UTC)
 
-    def _write(self, records: list[KeyRecord]) -> None:
-        write_durable(self._path, _KeyFile(keys=records).model_dump_json(indent=1).encode())
+        def revoked(records: list[KeyRecord]) -> list[KeyRecord]:
+            if not any(record.name == name for record in records):
+                raise OpenWorldError(f"there is no key {name!r} in {self.place}: see openworld keys list")
+            return [
+                record.model_copy(update={"revoked": record.revoked or now}) if record.name == name else record
+                for record in records
+            ]
+
+        self._change(revoked)
+
+    def _change(self, change: Change) -> None:
+        """Replace all keys at once; no change of another process is lost."""
+        open_data_folder(self._data)
+        with file_lock(self._data / LOCK):
+            write_durable(self._path, packed(change(self.records())))
+
+
+def packed(records: list[KeyRecord]) -> bytes:
+    return _KeyFile(keys=records).model_dump_json(indent=1).encode()
+
+
+def unpacked(data: bytes, place: str) -> list[KeyRecord]:
+    """StoreError if the data are damaged."""
+    try:
+        return _KeyFile.model_validate_json(data).keys
+    except ValidationError as error:
+        raise StoreError(f"the keys in {place} cannot be read ({error.error_count()} errors): restore them") from error

@@ -30,7 +30,7 @@ class Keyring:
     """All keys of a server: those of its settings, and those of its data folder, which may change at any time.
 
     Without keys every request is anonymous and has every role. A server that had a key stays locked: when its last key
-    is revoked, it answers no request, instead of every request.
+    is revoked, it answers no request, instead of every request. A server with shared keys is locked from the start.
     """
 
     def __init__(
@@ -38,8 +38,8 @@ class Keyring:
     ) -> None:
         """StoreError if the keys of the data folder cannot be read."""
         self._settings_keys, self._store, self._clock = keys, store, clock
-        self._keys, self._locked = keys, bool(keys)
-        self._fingerprint: tuple[int, ...] | None = None
+        self._keys, self._locked = keys, bool(keys) or (store is not None and store.shared)
+        self._fingerprint: object = None
         self._stopping = threading.Event()
         # Not of the event loop's pool: a revocation must not wait for threads that wait for Redis.
         self._thread = threading.Thread(target=self._watch, name="keys", daemon=True)
@@ -85,7 +85,7 @@ class Keyring:
         added = [record.key() for record in records if record.revoked is None]
         for key in added:
             if key.name in names:
-                log.error("key %r of the data folder is not used: OPENWORLD_KEYS has one of this name", key.name)
+                log.error("key %r of %s is not used: OPENWORLD_KEYS has one of this name", key.name, store.place)
         self._keys = (*self._settings_keys, *(key for key in added if key.name not in names))
         self._locked = self._locked or bool(records)
 

@@ -20,6 +20,8 @@ OVERHEAD = 1024  # approximate bytes per prediction besides its image and embedd
 class RecentPredictions:
     """Sightings by prediction id, bounded in bytes and count. Change it on the event loop; `get` is thread-safe."""
 
+    rewrite = False  # see SharedPredictions
+
     def __init__(self, max_bytes: int = 64 * 2**20, max_count: int = MAX_COUNT) -> None:
         self._sightings: FIFOCache[str, Sighting] = FIFOCache(max_bytes, _size)
         self._max_count = max_count

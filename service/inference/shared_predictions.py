@@ -27,13 +27,17 @@ log = logging.getLogger(__name__)
 
 
 class SharedPredictions(RecentPredictions):
-    """`max_bytes` apply to the memory of a server, and to Redis for all servers together."""
+    """`max_bytes` apply to the memory of a server, and to Redis for all servers together.
 
-    def __init__(self, state: RedisState, max_bytes: int, seconds: float) -> None:
+    `rewrite`: no file of Redis may contain an image after its erasure, because the data folder does not keep images.
+    """
+
+    def __init__(self, state: RedisState, max_bytes: int, seconds: float, *, rewrite: bool = False) -> None:
         super().__init__(max_bytes)
         self._state, self._max_bytes, self._milliseconds = state, max_bytes, round(seconds * 1000)
         # One thread: an erasure comes after the copies of predictions that were put before.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="recent")
+        self.rewrite = rewrite
         self._lock = threading.Lock()
         self._waiting = 0  # bytes
         self._logged = -LOG_SECONDS
@@ -64,6 +68,8 @@ class SharedPredictions(RecentPredictions):
         here = await super().erase(sha256s)
         loop = asyncio.get_running_loop()
         shared = await loop.run_in_executor(self._thread, self._state.run, "recent_erase", *sha256s)
+        if self.rewrite:  # also if they have expired
+            await loop.run_in_executor(self._thread, self._state.rewrite_log)
         return max(here, int(shared))
 
     def close(self) -> None:

@@ -16,7 +16,7 @@ import pytest
 from models.errors import StoreError
 from openworld.cli import main
 from service.http.auth import Keyring
-from service.key_store import KeyStore
+from service.key_store import SHARED_COPY, KeyStore
 from service.keys import parse_keys
 from service.settings import ServiceSettings
 from tests.support.servers import RunningServer, running_server, wait_until
@@ -70,6 +70,7 @@ def test_changes_take_effect_without_a_restart(server: RunningServer, run: Run) 
         "keys_needed": True,
         "name": "anna",
         "roles": ["operate"],
+        "keep": "images",
     }
     robot = create(run, data, "robot", "predict")
     wait_until(lambda: status(server, robot) == 200)
@@ -199,6 +200,18 @@ def test_the_name_of_a_revoked_key_is_not_used_again(tmp_path: Path, run: Run) -
     create(run, tmp_path, "anna", "predict")
     run("keys", "revoke", "anna", "--data", tmp_path)
     assert main(["keys", "create", "anna", "--roles", "predict", "--data", str(tmp_path)]) == 2
+
+
+def test_a_key_of_the_file_is_not_revoked_where_servers_share_keys(tmp_path: Path, run: Run) -> None:
+    create(run, tmp_path, "anna", "predict")
+    copy = tmp_path / SHARED_COPY
+    copy.write_bytes(b"")
+    code, _, err = run("keys", "revoke", "anna", "--data", tmp_path)
+    assert code == 2
+    assert "OPENWORLD_SERVE_SHARED" in err
+    assert [record.revoked for record in KeyStore(tmp_path).records()] == [None]
+    copy.unlink()
+    assert run("keys", "revoke", "anna", "--data", tmp_path)[0] == 0
 
 
 def test_commands_at_the_same_time_lose_no_key(tmp_path: Path) -> None:

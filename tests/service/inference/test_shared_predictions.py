@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 
 import numpy as np
 import pytest
+import redis
 
 from models.files import sha256_bytes
 from service.inbox import Sighting
@@ -115,6 +116,35 @@ def test_a_server_whose_redis_does_not_answer_knows_its_own_predictions(
         with pytest.raises(QueueUnavailable):
             asyncio.run(recent.erase([sha256_bytes(b"same")]))
     assert caplog.text.count("known to this server only") == 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "repeated"),
+    [
+        (redis.ConnectionError("connection refused"), True),
+        (redis.ResponseError("Background append only file rewriting already in progress"), True),
+        (redis.ResponseError("NOPERM no permissions to run the 'bgrewriteaof' command"), False),
+    ],
+)
+def test_an_erasure_is_repeated_until_redis_rewrites_its_file_unless_it_refuses(
+    answer: redis.RedisError,
+    repeated: bool,
+    redis_state: RedisState,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fail() -> None:
+        raise answer
+
+    monkeypatch.setattr("tasks.queue.connection.RESTART_SECONDS", 0.0)
+    monkeypatch.setattr("service.shared.redis_state.REWRITE_SECONDS", 0.0)
+    monkeypatch.setattr(redis_state.client, "bgrewriteaof", fail)
+    with closing(SharedPredictions(redis_state, 2**20, 60, rewrite=True)) as recent:
+        with pytest.raises(QueueUnavailable) if repeated else nullcontext():
+            asyncio.run(recent.erase([sha256_bytes(b"same")]))
+        assert ("may contain images that were removed" in caplog.text) is not repeated
+        monkeypatch.undo()
+        asyncio.run(recent.erase([sha256_bytes(b"same")]))
 
 
 def test_a_prediction_above_the_limit_is_not_reported_as_a_failure_of_redis(
