@@ -33,13 +33,13 @@ every_overlay = pytest.mark.parametrize("overlay", [None, *OVERLAYS], ids=lambda
 @pytest.mark.parametrize("version", [OLDEST, kubernetes_validate.latest_version()])
 def test_the_schemas_of_kubernetes_accept_every_resource(overlay: str | None, version: str) -> None:
     checked = [manifest for manifest in resources(overlay) if manifest["kind"] not in CUSTOM_KINDS]
-    assert len(checked) >= 12
+    assert len(checked) >= 10
     for manifest in checked:
         kubernetes_validate.validate(manifest, version, strict=True)
 
 
 def test_all_overlays_exist_and_every_file_is_used() -> None:
-    assert {"small", "fleet", "gpu"} == set(OVERLAYS)
+    assert {"small", "fleet", "gpu", "object-store"} == set(OVERLAYS)
     for path in files():
         used = yaml.safe_load((path.parent / "kustomization.yaml").read_text())["resources"]
         assert path.name in used, f"{path} is in no kustomization"
@@ -47,7 +47,7 @@ def test_all_overlays_exist_and_every_file_is_used() -> None:
 
 @every_overlay
 def test_every_container_is_restricted(overlay: str | None) -> None:
-    assert len(pods(overlay)) == 3
+    assert set(pods(overlay)) == {*PROGRAMS, *({"redis"} if overlay != "object-store" else ())}
     for name, pod in pods(overlay).items():
         spec = pod["spec"]
         assert spec["automountServiceAccountToken"] is False, name
@@ -199,6 +199,39 @@ def test_the_gpu_overlay_demands_a_gpu_and_other_images() -> None:
             assert container["resources"]["limits"]["nvidia.com/gpu"] == "1"
             assert environment(container)["OPENWORLD_DEVICE"] == "cuda"
             assert container["image"].endswith("-gpu")
+
+
+def test_the_object_store_overlay_needs_no_volume_of_several_machines_and_shares_everything_through_redis() -> None:
+    overlay = "object-store"
+    assert not [one for one in resources(overlay) if one["kind"] == "PersistentVolumeClaim"]
+    for name, pod in pods(overlay).items():
+        (container,) = pod["spec"]["containers"]
+        volumes = {volume["name"]: volume for volume in pod["spec"]["volumes"]}
+        values = environment(container)
+        size = int(volumes["data"]["emptyDir"]["sizeLimit"].removesuffix("Gi")) * 2**30
+        assert int(values["OPENWORLD_STORE_CACHE_BYTES"]) < size, name
+        assert size <= int(container["resources"]["limits"]["ephemeral-storage"].removesuffix("Gi")) * 2**30, name
+        # The documentation replaces them by their places.
+        assert list(values)[:3] == ["OPENWORLD_STORE", "OPENWORLD_STORE_CACHE_BYTES", "OPENWORLD_REDIS_URL"]
+        assert values["OPENWORLD_REDIS_URL"].startswith("redis+sentinel://")
+        assert values["OPENWORLD_STORE"].startswith("s3://")
+    shared = environment(pods(overlay)["openworld-server"]["spec"]["containers"][0])["OPENWORLD_SERVE_SHARED"]
+    assert set(shared.split(",")) == {"recent", "inbox", "rates", "keys"}
+    assert one("StatefulSet", "openworld-trainer", overlay)["spec"]["replicas"] == 2
+    for name in PROGRAMS:
+        ports = [
+            port["port"] for rule in one("NetworkPolicy", name, overlay)["spec"]["egress"] for port in rule["ports"]
+        ]
+        assert {443, 6379, 26379} <= set(ports)
+
+
+def test_the_credentials_of_the_object_store_come_from_the_secret_of_the_example() -> None:
+    secret = yaml.safe_load((FOLDER / "object-store" / "secret.example.yaml").read_text())
+    kubernetes_validate.validate(secret, OLDEST, strict=True)
+    for name, container in containers("object-store"):
+        sources = [entry.get("valueFrom", {}).get("secretKeyRef", {}) for entry in container["env"]]
+        read = {source["key"] for source in sources if source.get("name") == secret["metadata"]["name"]}
+        assert read == set(secret["stringData"]), name
 
 
 def test_the_example_of_the_secret_has_what_the_pods_read_and_is_refused_unchanged(
