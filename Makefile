@@ -53,7 +53,7 @@ types: $(DEV)
 imports: $(DEV)
 	$(BIN)/lint-imports
 
-system: ## install Debian's chromium, prometheus, nginx and Redis with Sentinel for the tests (as root on Debian)
+system: ## install Debian's chromium, prometheus, nginx, Redis with Sentinel and buildah for the tests (as root on Debian)
 	@sh tests/support/install_tools.sh
 
 run: $(RUN) ## start everything on this machine: server, trainer and queue (Ctrl-C stops it)

@@ -4,12 +4,12 @@
 #   sh deploy/images.sh server             # or: trainer, or both; as root
 #   sh deploy/images.sh --remove           # remove all images of this script
 #
-# The base image is made of Debian's packages by debootstrap, unless BASE names another one. Variables:
+# The base image is made of Debian's packages by mmdebstrap, unless BASE names another one. Variables:
 #   IMAGES          folder with the images and the cache of packages, default .images
 #   IMAGE_TAG       tag of the images, default local
 #   ONNX_RUNTIME    onnxruntime (default: CPU), or onnxruntime-gpu[cuda,cudnn]
 #   BASE            an image with Debian's tools and Python 3.11 or newer: docker.io/library/python:3.11-slim-bookworm
-#   MIRROR          mirror of Debian for debootstrap
+#   MIRROR          mirror of Debian for mmdebstrap
 #   PIP_INDEX_URL, PIP_EXTRA_INDEX_URL    package indexes, without credentials
 #   CERTIFICATES    trusted while packages are downloaded, default those of this machine; not part of the images
 set -eu
@@ -26,15 +26,18 @@ in_store() {
 
 # Debian with Python and pip, under the names that the official Python images use.
 make_base() {
-    command -v debootstrap >/dev/null || fail "debootstrap is missing: apt-get install debootstrap, or set BASE"
+    command -v mmdebstrap >/dev/null || fail "mmdebstrap is missing: apt-get install mmdebstrap, or set BASE"
     root=$images/base started=$(date +%s)
     rm -rf "$root"
-    debootstrap --variant=minbase --include=python3,python3-pip,ca-certificates bookworm "$root" ${MIRROR:+"$MIRROR"} \
-        >"$images/debootstrap.log" || fail "debootstrap failed: see $images/debootstrap.log"
+    # With merged folders from the start, and so without usrmerge, which depends on Perl.
+    mmdebstrap --mode=root --variant=apt --include=python3,python3-pip,ca-certificates,usr-is-merged \
+        --hook-dir=/usr/share/mmdebstrap/hooks/merged-usr \
+        --dpkgopt=path-exclude='/usr/share/man/*' --dpkgopt=path-exclude='/usr/share/doc/*' \
+        --dpkgopt=path-exclude='/usr/share/locale/*' --aptopt='Acquire::Languages "none"' \
+        bookworm "$root" ${MIRROR:+"$MIRROR"} >"$images/base.log" 2>&1 \
+        || { tail -n 5 "$images/base.log" >&2; fail "the base image was not made: see $images/base.log"; }
     rm -f "$root"/usr/lib/python3*/EXTERNALLY-MANAGED
     ln -sf python3 "$root/usr/bin/python"
-    rm -rf "$root"/var/cache/apt/* "$root"/var/lib/apt/lists/* "$root"/usr/share/doc/* "$root"/usr/share/man/* \
-        "$root"/usr/share/locale/*
     container=$(in_store from scratch)
     in_store add --quiet "$container" "$root" / >/dev/null
     in_store commit --quiet --rm --format docker "$container" "$base" >/dev/null
@@ -49,7 +52,7 @@ report() { # image, time of start
 build() { # target
     name=localhost/openworld-$1:${IMAGE_TAG:-local} log=$images/$1.log started=$(date +%s)
     # --format docker: the OCI format has no HEALTHCHECK. chroot: no container runtime is needed.
-    set -- --isolation chroot --network host --format docker --target "$1" --tag "$name" \
+    set -- --layers --isolation chroot --network host --format docker --target "$1" --tag "$name" \
         --build-arg "BASE=$base" --build-arg "ONNX_RUNTIME=${ONNX_RUNTIME:-onnxruntime}"
     [ -z "${PIP_INDEX_URL:-}" ] || set -- "$@" --build-arg "PIP_INDEX_URL=$PIP_INDEX_URL"
     [ -z "${PIP_EXTRA_INDEX_URL:-}" ] || set -- "$@" --build-arg "PIP_EXTRA_INDEX_URL=$PIP_EXTRA_INDEX_URL"

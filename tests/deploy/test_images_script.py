@@ -21,11 +21,11 @@ case " $* " in
 *" bud "*) echo "step 1"; {build} ;;
 esac
 """
-DEBOOTSTRAP = 'for last; do :; done; mkdir -p "$last/usr/bin" && echo debootstrap >> {calls}'
+MMDEBSTRAP = 'for last; do :; done; mkdir -p "$last/usr/bin" && echo mmdebstrap >> {calls}'
 
 
 class Machine:
-    """A PATH with a buildah and a debootstrap that record their calls."""
+    """A PATH with a buildah and a mmdebstrap that record their calls."""
 
     def __init__(self, folder: Path, user: int = 0, build: str = ":", without: str = "") -> None:
         self.folder, self.bin, self.calls = folder, folder / "bin", folder / "calls"
@@ -38,7 +38,7 @@ class Machine:
         programs = {
             "id": f"echo {user}",
             "buildah": BUILDAH.format(calls=self.calls, folder=folder, build=build),
-            "debootstrap": DEBOOTSTRAP.format(calls=self.calls),
+            "mmdebstrap": MMDEBSTRAP.format(calls=self.calls),
         }
         for name, text in programs.items():
             if name != without:
@@ -73,7 +73,7 @@ def test_the_base_is_made_once_and_the_images_are_built_from_it_with_their_healt
         assert "--build-arg BASE=localhost/openworld-base:bookworm" in line
         assert "--build-arg ONNX_RUNTIME=onnxruntime " in line, "not the wheel with CUDA"
     machine.run("server")
-    assert len(machine.recorded("debootstrap")) == len(machine.recorded("commit")) == 1
+    assert len(machine.recorded("mmdebstrap")) == len(machine.recorded("commit")) == 1
 
 
 def test_base_tag_runtime_and_index_can_be_chosen(tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_base_tag_runtime_and_index_can_be_chosen(tmp_path: Path) -> None:
     (line,) = machine.recorded("bud")
     for given in ("BASE=python:3.12", "ONNX_RUNTIME=onnxruntime-gpu[cuda]", "PIP_INDEX_URL=https://x"):
         assert f"--build-arg {given} " in line
-    assert machine.recorded("debootstrap") == []
+    assert machine.recorded("mmdebstrap") == []
 
 
 def test_a_build_that_fails_shows_the_end_of_its_log_and_builds_nothing_else(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_a_build_that_fails_shows_the_end_of_its_log_and_builds_nothing_else(tmp
     [
         (["robot"], 0, "", 'unknown image "robot": there are server and trainer'),
         (["server"], 0, "buildah", "buildah is missing: apt-get install buildah"),
-        (["server"], 0, "debootstrap", "debootstrap is missing: apt-get install debootstrap, or set BASE"),
+        (["server"], 0, "mmdebstrap", "mmdebstrap is missing: apt-get install mmdebstrap, or set BASE"),
         (["server"], 1000, "", "building needs root: sudo sh deploy/images.sh server"),
     ],
 )

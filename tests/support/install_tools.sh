@@ -1,5 +1,5 @@
 #!/bin/sh
-# `make system`: install a browser, Prometheus, nginx and Redis with Sentinel from Debian's packages, for the tests that need them.
+# `make system`: install a browser, Prometheus, nginx, Redis with Sentinel and buildah from Debian's packages, for the tests that need them.
 # Never fails: without them these tests are skipped, with a message. Silent when nothing is missing.
 set -u
 
@@ -9,6 +9,8 @@ missing() { # prints the packages whose commands are missing
     PATH=$PATH:${SBIN:-/usr/sbin} command -v nginx >/dev/null || printf 'nginx '
     command -v redis-server >/dev/null || printf 'redis-server '
     command -v redis-sentinel >/dev/null || printf 'redis-sentinel '
+    command -v buildah >/dev/null || printf 'buildah '
+    command -v mmdebstrap >/dev/null || printf 'mmdebstrap '
 }
 
 # Packages start their services when they are installed. The tests need only the programs.
