@@ -1,15 +1,17 @@
 """Version stores of small tensors, and a process that publishes and can be killed at any step."""
 
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from models.errors import StaleParent
 from models.storage import DataFolder, LocalFiles, storage_of
 from models.versions.class_ids import samples_by_name
 from models.versions.manifest import Manifest
@@ -19,6 +21,7 @@ from tests.support.paths import ROOT
 
 TENSORS = {"head.0": np.arange(6, dtype=np.float32).reshape(2, 3), "mask": np.array([True, False])}
 SAMPLES = {"memory": [["cat", "ab12"]]}
+STEPS = ["started", "written", "numbered", "logged", "promoted"]  # of a publication
 
 # Publishes a version; kills itself at a step, or waits there ("logged stopped") or before ("race") for a line of input.
 TRAINER = """
@@ -68,6 +71,44 @@ def start_trainer(
         stdout=subprocess.PIPE,
         text=True,
     )
+
+
+def kill_and_publish_again(store: VersionStore, step: str, parent: int | None) -> None:
+    """A trainer is killed at a step of publishing a task, and another one publishes it: the task has one version."""
+    manifest = make_manifest("killed", parent)
+    trainer = start_trainer(store.storage, manifest, step)
+    assert trainer.communicate(timeout=60)[0] == ""
+    assert trainer.returncode == -signal.SIGKILL
+    # Before any repair, the current version loads, and the log is correct.
+    assert store.current() == (store.find_task("killed") or parent)
+    assert (store.log()[-1].version if store.log() else None) == store.current()
+    if store.current():
+        store.load()
+    if step == "promoted":
+        with pytest.raises(StaleParent):
+            store.publish(manifest, TENSORS, SAMPLES)
+    else:
+        assert store.find_task("killed") is None
+        store.publish(manifest, TENSORS, SAMPLES)
+    assert store.load().manifest.task_id == "killed"
+    assert store.find_task("killed") == store.current()
+    assert [line.version for line in store.log()] == [*([parent] if parent else []), store.current()]
+
+
+def race(store: VersionStore, manifests: Sequence[Manifest], environments: Sequence[Mapping[str, str]]) -> list[str]:
+    """Trainers that publish at once, one per manifest, with these environments in turn; what each of them answers."""
+    racers = [
+        start_trainer(store.storage, manifest, "race", environments[i % len(environments)])
+        for i, manifest in enumerate(manifests)
+    ]
+    for racer in racers:
+        assert racer.stdout is not None
+        assert racer.stdout.readline() == "ready\n"
+    for racer in racers:
+        assert racer.stdin is not None
+        racer.stdin.write("go\n")
+        racer.stdin.flush()
+    return sorted(racer.communicate(timeout=60)[0].strip() for racer in racers)
 
 
 def record_reads(patch: pytest.MonkeyPatch) -> list[str]:

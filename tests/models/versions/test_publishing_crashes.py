@@ -1,7 +1,6 @@
 """Concurrent and killed publishers: one version per task, nothing lost, nothing left behind."""
 
 import shutil
-import signal
 import threading
 
 import numpy as np
@@ -11,9 +10,18 @@ from models.errors import CorruptVersion, StaleParent
 from models.versions.manifest import Manifest
 from models.versions.store import VersionStore
 from tests.support.manifests import make_manifest
-from tests.support.version_stores import SAMPLES, TENSORS, flip_byte, publish, start_trainer, temporaries, tree
-
-STEPS = ["started", "written", "numbered", "logged", "promoted"]
+from tests.support.version_stores import (
+    SAMPLES,
+    STEPS,
+    TENSORS,
+    flip_byte,
+    kill_and_publish_again,
+    publish,
+    race,
+    start_trainer,
+    temporaries,
+    tree,
+)
 
 
 def test_a_stale_parent_is_refused_and_nothing_is_written(store: VersionStore) -> None:
@@ -54,15 +62,7 @@ def test_a_parent_that_becomes_stale_while_waiting_for_the_lock_is_refused(store
 def test_exactly_one_of_several_concurrent_publishers_succeeds(store: VersionStore) -> None:
     parent: int | None = None
     for generation in (1, 2):
-        racers = [start_trainer(store.root, make_manifest(f"g{generation}-{i}", parent), "race") for i in range(4)]
-        for racer in racers:
-            assert racer.stdout is not None
-            assert racer.stdout.readline() == "ready\n"
-        for racer in racers:
-            assert racer.stdin is not None
-            racer.stdin.write("go\n")
-            racer.stdin.flush()
-        answers = sorted(racer.communicate(timeout=60)[0].strip() for racer in racers)
+        answers = race(store, [make_manifest(f"g{generation}-{i}", parent) for i in range(4)], [{}])
         assert answers == [str(generation), "stale", "stale", "stale"]
         parent = store.current()
         assert parent == generation
@@ -81,25 +81,9 @@ def test_a_trainer_killed_at_any_step_publishes_its_task_exactly_once(
 ) -> None:
     if parent:
         publish(store, "task-1", None)
-    manifest = make_manifest("killed", parent)
-    trainer = start_trainer(store.root, manifest, step)
-    assert trainer.communicate(timeout=60)[0] == ""
-    assert trainer.returncode == -signal.SIGKILL
-
-    # Before any repair, the current version loads, and the log is correct.
-    assert store.current() == (store.find_task("killed") or parent)
-    assert (store.log()[-1].version if store.log() else None) == store.current()
-    if store.current():
-        store.load()
-
-    if step == "promoted":
-        with pytest.raises(StaleParent):
-            store.publish(manifest, TENSORS, SAMPLES)
-    else:
-        assert store.find_task("killed") is None
-        store.publish(manifest, TENSORS, SAMPLES)
+    kill_and_publish_again(store, step, parent)
     learned = [n for n in store.versions() if store.load(n).manifest.task_id == "killed"]
-    assert learned == [store.current()] == [store.find_task("killed")]
+    assert learned == [store.current()]
     assert [p.version for p in store.log()] == store.versions()
     assert not temporaries(store.root)
 

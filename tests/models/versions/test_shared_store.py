@@ -1,6 +1,5 @@
 """Versions in a real object store: the promises hold without a lock, between machines, and when writers are killed."""
 
-import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -20,9 +19,15 @@ from models.versions.store import VersionStore
 from tests.support import object_stores
 from tests.support.manifests import make_manifest
 from tests.support.object_stores import new_bucket
-from tests.support.version_stores import SAMPLES, TENSORS, publish, start_trainer
-
-STEPS = ["started", "written", "numbered", "logged", "promoted"]
+from tests.support.version_stores import (
+    SAMPLES,
+    STEPS,
+    TENSORS,
+    kill_and_publish_again,
+    publish,
+    race,
+    start_trainer,
+)
 
 
 @pytest.fixture
@@ -84,44 +89,20 @@ def test_a_swap_reads_only_what_is_new_and_lists_nothing(
 @pytest.mark.parametrize("step", STEPS)
 def test_a_trainer_killed_at_any_step_publishes_its_task_exactly_once(store: VersionStore, step: str) -> None:
     publish(store, "task-1", None)
-    manifest = make_manifest("killed", 1)
-    trainer = start_trainer(store.storage, manifest, step)
-    assert trainer.communicate(timeout=60)[0] == ""
-    assert trainer.returncode == -signal.SIGKILL
-    assert store.current() == (store.find_task("killed") or 1)
-    assert store.log()[-1].version == store.current()
-    store.load()
-    if step == "promoted":
-        with pytest.raises(StaleParent):
-            store.publish(manifest, TENSORS, SAMPLES)
-    else:
-        assert store.find_task("killed") is None
-        store.publish(manifest, TENSORS, SAMPLES)
-    assert store.load().manifest.task_id == "killed"
-    assert [line.version for line in store.log()] == [1, store.current()]
-    assert store.find_task("killed") == store.current()
+    kill_and_publish_again(store, step, 1)
 
 
 def test_exactly_one_of_two_writers_through_two_gateways_succeeds(
     own_seaweedfs: tuple[SeaweedFS, Storage],
 ) -> None:
     server, storage = own_seaweedfs
-    store, ports = VersionStore(storage), [server.port, server.add_gateway()]
+    store = VersionStore(storage)
+    environments = [environment_of(port) for port in (server.port, server.add_gateway())]
     parent: int | None = None
     for generation in (1, 2):
-        racers = [
-            start_trainer(storage, make_manifest(f"g{generation}-{i}", parent), "race", environment_of(ports[i % 2]))
-            for i in range(4)
-        ]
-        for racer in racers:
-            assert racer.stdout is not None
-            assert racer.stdout.readline() == "ready\n"
-        for racer in racers:
-            assert racer.stdin is not None
-            racer.stdin.write("go\n")
-            racer.stdin.flush()
-        answers = [racer.communicate(timeout=60)[0].strip() for racer in racers]
-        assert sorted(answers)[1:] == ["stale"] * 3, answers
+        manifests = [make_manifest(f"g{generation}-{i}", parent) for i in range(4)]
+        answers = race(store, manifests, environments)
+        assert answers[1:] == ["stale"] * 3
         parent = store.current()
         assert str(parent) in answers
     assert [line.version for line in store.log()] == [store.lineage()[1], store.lineage()[0]]
