@@ -6,15 +6,14 @@ once, for as many novelties as the inbox may hold.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from service.inbox.records import IndexEntry, ListedNovelty
+from service.inbox.records import IndexEntry
 from service.inbox.similarity import PLAIN_COSINE, EmbeddingScale, hamming
-from service.wire.novelties import GroupOrder, NoveltyState
+from service.wire.novelties import NoveltyState
 
 GROUP_BITS = 10  # between hashes, without an embedding; more than for folding, because a group is less strict
 
@@ -228,29 +227,3 @@ class SimilarityGroups(_Rows):
         length = int(self._lengths[row])
         vector, scale = self._vectors[row, :length], self._scale_of(length)
         return float(np.linalg.norm(vector)) if scale is None else scale.norm(vector, int(self._summed[row]))
-
-
-def page_of_groups(
-    groups: Mapping[str, Sequence[ListedNovelty]], order: GroupOrder, limit: int, before: str | None
-) -> tuple[list[tuple[str, Sequence[ListedNovelty]]], str | None]:
-    """Some groups with their members (newest first), and the cursor of the next page.
-
-    `largest` orders by size and then by the newest member, `newest` by the newest member. The cursor has both numbers
-    of the page's last group: a group that has grown since moves to the front, and is not shown twice.
-    """
-
-    def key(size: int, seen: int) -> tuple[int, int]:
-        return (size if order == "largest" else 0, seen)
-
-    found = [(key(len(members), members[0].seen), group) for group, members in groups.items()]
-    if before is not None:
-        size, dot, seen = before.partition(".")
-        if not (dot and size.isdecimal() and seen.isdecimal()):
-            raise ValueError(f"{before[:80]!r} is not a cursor of groups")
-        found = [one for one in found if one[0] < key(int(size), int(seen))]
-    found.sort(reverse=True)
-    page = [(group, groups[group]) for _, group in found[:limit]]
-    if len(found) <= limit:
-        return page, None
-    last = page[-1][1]
-    return page, f"{len(last)}.{last[0].seen}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, get_args
@@ -25,6 +26,7 @@ class InboxLimits:
     max_count: int = 5000
     max_bytes: int = 2**30  # of the images; each row takes about 4 kB more
     max_age_seconds: float = 30 * 24 * 3600.0  # since last seen, while the inbox was open
+    max_kept_seconds: float = math.inf  # since first seen, by the wall clock: the time that is promised to people
     rate: float = 20.0  # new novelties per second
     burst: int = 200  # new novelties at once
     fold_bits: int = 6  # fold when the perceptual hashes differ in at most this many bits
@@ -33,8 +35,8 @@ class InboxLimits:
     def __post_init__(self) -> None:
         if min(self.max_count, self.max_bytes, self.burst) < 1:
             raise ValueError(f"max_count, max_bytes and burst must be at least 1: {self}")
-        if not (self.max_age_seconds > 0 and self.rate > 0):
-            raise ValueError(f"max_age_seconds and rate must be above 0: {self}")
+        if not (min(self.max_age_seconds, self.max_kept_seconds) > 0 and self.rate > 0):
+            raise ValueError(f"max_age_seconds, max_kept_seconds and rate must be above 0: {self}")
         if not (0 <= self.fold_bits <= 64 and -1 <= self.fold_cosine <= 1):
             raise ValueError(f"fold_bits must be in 0..64 and fold_cosine in -1..1: {self}")
 
@@ -55,6 +57,21 @@ class Sighting:
     sha256: str | None = None  # of `data`; None: the inbox computes it
     label: str | None = None  # the answered class, None: novel
     note: str | None = None  # of the person that reported the image
+
+    @classmethod
+    def without_answer(cls, data: bytes, sha256: str | None = None) -> Sighting:
+        """Of an image whose row is lost: the answer is unknown."""
+        return cls(
+            data=data,
+            prediction_id="",
+            version=0,
+            score=None,
+            calibrated_score=0.0,
+            p_novel=1.0,
+            nearest=(),
+            client="",
+            sha256=sha256,
+        )
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,6 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import replace
 from pathlib import Path
 
 from models.errors import ImageError, ImageTooLarge, StoreError
@@ -28,14 +27,13 @@ from models.files import TEMPORARY, file_lock, make_folder, sha256_bytes
 from models.images import DEFAULT_LIMITS, ImageLimits
 from models.versions.data_format import open_data_folder
 from service.errors import NotFound
-from service.inbox.index import NoveltyIndex, page_of_groups
+from service.inbox.index import NoveltyIndex
+from service.inbox.pages import page_of_groups, page_of_novelties, with_group
 from service.inbox.records import (
     STATES,
     AddResult,
-    Group,
     GroupPage,
     InboxLimits,
-    ListedNovelty,
     Novelty,
     NoveltyFilter,
     NoveltyPage,
@@ -50,8 +48,6 @@ from service.wire.novelties import GroupOrder, NoveltyState
 from tasks.images import ImageStore
 
 log = logging.getLogger(__name__)
-
-GROUP_IDS, GROUP_SAMPLES = 200, 8  # shown per group
 
 _IMAGE_FILE = re.compile(rf"[0-9a-f]{{64}}|\..*{re.escape(TEMPORARY)}")
 
@@ -108,7 +104,7 @@ class Inbox:
     def get(self, id: str) -> Novelty | None:
         with self._lock:
             found = None if self._table is None else self._table.get([id]).get(id)
-            return None if found is None else self._with_group(found)
+            return None if found is None else with_group(found, self._index)
 
     def list(
         self,
@@ -126,9 +122,7 @@ class Inbox:
         with self._lock:
             if self._table is None:
                 return NoveltyPage((), None)
-            members = None if only.group is None else self._index.groups.members(only.group)
-            page = self._table.page(state, limit, before, only, members)
-            return replace(page, items=tuple(self._with_group(item) for item in page.items))
+            return page_of_novelties(self._table, self._index, state, limit, before, only)
 
     def groups(
         self, state: NoveltyState = "new", limit: int = 50, before: str | None = None, order: GroupOrder = "largest"
@@ -138,22 +132,7 @@ class Inbox:
         with self._lock:
             if self._table is None:
                 return GroupPage((), None)
-            groups: dict[str, list[ListedNovelty]] = {}
-            for novelty in self._table.listed(state):
-                groups.setdefault(self._index.groups.group_of(novelty.id), []).append(novelty)
-            page, next_cursor = page_of_groups(groups, order, limit, before)
-            samples = self._table.get(one.id for _, members in page for one in members[:GROUP_SAMPLES])
-            items = [
-                Group(
-                    id=id,
-                    size=len(members),
-                    newest_seen=members[0].last_seen,
-                    ids=tuple(one.id for one in members[:GROUP_IDS]),
-                    samples=tuple(self._with_group(samples[one.id]) for one in members[:GROUP_SAMPLES]),
-                )
-                for id, members in page
-            ]
-            return GroupPage(tuple(items), next_cursor)
+            return page_of_groups(self._table, self._index, state, limit, before, order)
 
     def counts(self) -> dict[NoveltyState, int]:
         """The number of novelties per state."""
@@ -232,6 +211,11 @@ class Inbox:
             self._remove(erased)
             return len(erased)
 
+    def use_limits(self, limits: InboxLimits) -> None:
+        """Apply other ages from the next sweep on."""
+        with self._lock:
+            self._limits = limits
+
     def sweep(self) -> int:
         """Delete the novelties that are too old; returns how many."""
         with self._lock:
@@ -305,7 +289,8 @@ class Inbox:
     def _expire(self) -> int:
         if self._table is None:
             return 0
-        expired = self._table.unseen_since(self._ran - self._limits.max_age_seconds)
+        now, limits = self._now, self._limits
+        expired = self._table.expired(now.ran - limits.max_age_seconds, now.wall - limits.max_kept_seconds)
         self._remove(expired)
         return len(expired)
 
@@ -321,9 +306,6 @@ class Inbox:
 
     def _remove_image(self, id: str) -> None:
         self._images.remove(id)
-
-    def _with_group(self, novelty: Novelty) -> Novelty:
-        return replace(novelty, group=self._index.groups.group_of(novelty.id))
 
     # Opening
 
@@ -388,17 +370,7 @@ class Inbox:
         except ImageError as error:  # the limits may be lower than before
             log.warning("the image %s of the inbox has no row and cannot be shown: %s", path.name, error)
             return
-        sighting = Sighting(
-            data=data,
-            prediction_id="",
-            version=0,
-            score=None,
-            calibrated_score=0.0,
-            p_novel=1.0,
-            nearest=(),
-            client="",
-        )
-        self._index.add(table.insert(path.name, sighting, self._now, info))
+        self._index.add(table.insert(path.name, Sighting.without_answer(data), self._now, info))
 
     def _release(self) -> None:
         table, self._table = self._table, None

@@ -157,8 +157,10 @@ class InboxTable:
         rows = self._query("SELECT id FROM novelties ORDER BY state = 'new', seen LIMIT 1")
         return rows[0]["id"] if rows else None
 
-    def unseen_since(self, ran: float) -> list[str]:
-        return [row["id"] for row in self._query("SELECT id FROM novelties WHERE ran < ?", ran)]
+    def expired(self, ran: float, first_seen: float) -> list[str]:
+        """The novelties that were last seen, or first seen, before these times."""
+        query = "SELECT id FROM novelties WHERE ran < ? OR first_seen < ?"
+        return [row["id"] for row in self._query(query, ran, first_seen)]
 
     def ran(self) -> float:
         """For how many seconds the inbox was open so far; a kill loses those since the last `save_ran`."""

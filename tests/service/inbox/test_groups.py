@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service.inbox import Inbox, InboxLimits, NoveltyFilter
-from service.inbox.index import GROUP_BITS, NoveltyIndex, SimilarityGroups, page_of_groups
+from service.inbox.index import GROUP_BITS, NoveltyIndex, SimilarityGroups
+from service.inbox.pages import ordered_groups
 from service.inbox.records import IndexEntry, ListedNovelty
 from service.inbox.similarity import PLAIN_COSINE, EmbeddingScale, unit_vector
 from tests.support.images import make_image
@@ -326,7 +327,7 @@ def test_pages_list_every_group_once_in_order(sizes: list[int], order: str, limi
         groups[f"{name}"] = [ListedNovelty(f"{one}", one, float(one)) for one in seen]
     shown, before = [], None
     while True:
-        page, before = page_of_groups(groups, order, limit, before)  # type: ignore[arg-type]
+        page, before = ordered_groups(groups, order, limit, before)  # type: ignore[arg-type]
         assert len(page) <= limit
         shown += page
         if before is None:
@@ -339,4 +340,4 @@ def test_pages_list_every_group_once_in_order(sizes: list[int], order: str, limi
 @pytest.mark.parametrize("cursor", ["", "5", "a.b", "1.-2", "1.2.3"])
 def test_an_invalid_cursor_is_refused(cursor: str) -> None:
     with pytest.raises(ValueError, match="not a cursor"):
-        page_of_groups({}, "largest", 5, cursor)
+        ordered_groups({}, "largest", 5, cursor)

@@ -195,3 +195,17 @@ def test_an_inbox_of_schema_2_keeps_its_novelties_and_their_order_of_age(tmp_pat
         clock.now += 50
         assert inbox.sweep() == 1
         assert novelty_ids(inbox) == {sha256_bytes(make_image(1))}
+
+
+def test_a_novelty_is_not_kept_longer_than_promised_even_if_it_is_seen_again(tmp_path: Path, clock: Clock) -> None:
+    first, second = make_image(1), make_image(2)
+    with open_inbox(tmp_path, clock, max_kept_seconds=100.0) as inbox:
+        inbox.add(sighting(first))
+        clock.now += 60
+        inbox.add(sighting(first))
+        inbox.add(sighting(second))
+    clock.now += 50  # while no server runs
+    with open_inbox(tmp_path, clock, max_kept_seconds=100.0) as inbox:
+        assert inbox.sweep() == 1
+        assert novelty_ids(inbox) == {sha256_bytes(second)}
+        assert image_files(tmp_path).keys() == {sha256_bytes(second)}
