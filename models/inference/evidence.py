@@ -27,6 +27,7 @@ class Features:
     frozen: Array  # (n, f)
     expanded: Array  # (n, M), random ReLU features of the frozen feature
     ran: NDArray[np.bool_] | None = None  # (n, T), the networks that ran (cascade.py); None: all
+    turned: Array | None = None  # (3, T, n, d), of the turned images (rotations.py); None: the rule uses no rotations
 
 
 @dataclass(frozen=True)
@@ -37,12 +38,15 @@ class FrozenScores:
     cosines: Floats  # between the whitened image and the whitened class mean
     ridge: Floats  # ridge regression of the class indicator on the expanded feature
     span_distances: Floats  # the part of each distance that lies in the span of the class means, where classes differ
+    output_distances: Floats  # Mahalanobis, of the backbone's output alone: the first part of the frozen feature
+    output_cosines: Floats  # whitened cosine of the same
 
     def term(self, name: str) -> Floats:
         """One kind of evidence by its name in a rule, larger for a better fit."""
         if name == "frozen_distance":
             return -self.distances
-        return self.cosines if name == "frozen_cosine" else self.ridge
+        terms = {"frozen_cosine": self.cosines, "output_cosine": self.output_cosines, "ridge": self.ridge}
+        return terms[name]
 
     def rows(self, rows: NDArray[np.bool_]) -> FrozenScores:
         """The scores of some images."""
@@ -58,11 +62,12 @@ class Evidence:
 
     counts: tuple[int, ...]  # (T,): classes per task
     class_logits: Floats  # (n, C)
-    ood_logits: Floats  # (n, T)
+    ood_logits: Floats  # (n, T), -inf for a head without `ood`
     class_distances: Floats  # (n, C), Mahalanobis in the feature space of the class's task
     class_cosines: Floats  # (n, C), whitened cosine there
     frozen: FrozenScores
     ran: NDArray[np.bool_] | None = None  # (n, T), the networks that ran (cascade.py); None: all
+    has_ood: bool = True  # whether the heads have an `ood` output; those of methods without replay have none
 
     @classmethod
     def of_tasks(
@@ -89,6 +94,7 @@ class Evidence:
             self.class_cosines[rows],
             self.frozen.rows(rows),
             None if self.ran is None else self.ran[rows],
+            self.has_ood,
         )
 
     @cached_property
@@ -153,16 +159,38 @@ def cosine(products: Floats, left: Floats, right: Floats) -> Floats:
     return out
 
 
+def distance(products: Floats, left: Floats, right: Floats) -> Floats:
+    """Distances (n, C) from inner products and squared lengths as for `cosine`."""
+    out: Floats = np.sqrt(np.maximum(left + right - 2 * products, 0.0))
+    return out
+
+
 def span_basis(products: Floats) -> Floats:
     """(C, C), from the inner products of C vectors: it maps inner products with them to coordinates in their span."""
-    ridge = max(SPAN_RIDGE * float(np.trace(products)) / len(products), 1e-12)
     values, vectors = np.linalg.eigh(products)
-    out: Floats = vectors / np.sqrt(np.maximum(values, 0.0) + ridge)  # rounding gives small negative values
+    out: Floats = vectors / np.sqrt(np.maximum(values, 0.0) + _span_ridge(products))  # rounding gives negative values
     return out
+
+
+def lengths_in_span(inner: Floats, products: Floats) -> Floats:
+    """(n, 1), squared lengths in the span of C vectors of n others with these inner products (n, C).
+
+    As with `span_basis`, which costs more and is worth it if it serves many calls.
+    """
+    regular = products + _span_ridge(products) * np.eye(len(products))
+    out: Floats = np.einsum("nc,cn->n", inner, np.linalg.solve(regular, inner.T))[:, None]
+    return out
+
+
+def _span_ridge(products: Floats) -> float:
+    return max(SPAN_RIDGE * float(np.trace(products)) / len(products), 1e-12)
 
 
 def span_distance(products: Floats, basis: Floats, left: Floats, right: Floats) -> Floats:
     """Distances (n, C) in the span of the class means, from inner products and squared lengths as for `cosine`."""
-    inside = np.minimum(((products @ basis) ** 2).sum(axis=1, keepdims=True), left)
-    out: Floats = np.sqrt(np.maximum(inside + right - 2 * products, 0.0))
-    return out
+    return distance_in_span(((products @ basis) ** 2).sum(axis=1, keepdims=True), products, left, right)
+
+
+def distance_in_span(inside: Floats, products: Floats, left: Floats, right: Floats) -> Floats:
+    """The same from the squared lengths in the span: (n, 1)."""
+    return distance(products, np.minimum(inside, left), right)

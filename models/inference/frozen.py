@@ -11,14 +11,14 @@ Images are scored against all classes at once by matrix products.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from models.inference.evidence import Array, Floats, FrozenScores, cosine, span_basis, span_distance
+from models.inference.evidence import Array, Floats, FrozenScores, cosine, distance, span_basis, span_distance
 
 # The ridge penalty, relative to the mean diagonal of the Gram matrix; chosen on training images of Grocery and Caltech.
 RIDGE = 0.1
@@ -36,6 +36,7 @@ class _Solved(NamedTuple):
     means: Array  # (C, f), centred and whitened
     squares: Floats  # (C,), their squared lengths
     basis: Floats  # (C, C) of their span
+    output_squares: Floats  # (C,), squared lengths of their first part
     coefficients: Array  # (M, C) of the ridge regression
 
 
@@ -48,9 +49,10 @@ class FrozenStatistics:
     scatter: Floats  # (f, f)
     moments: Floats  # (C, M)
     gram: Floats  # (M, M)
+    output: int | None = None  # dimensions of the first part of the feature, the backbone's output; None: all
 
     @classmethod
-    def empty(cls, dimensions: int, expanded: int) -> FrozenStatistics:
+    def empty(cls, dimensions: int, expanded: int, output: int | None = None) -> FrozenStatistics:
         """No classes: a model that has learned nothing."""
         return cls(
             np.zeros(0, np.int64),
@@ -58,6 +60,7 @@ class FrozenStatistics:
             np.zeros((dimensions, dimensions)),
             np.zeros((0, expanded)),
             np.zeros((expanded, expanded)),
+            output,
         )
 
     @classmethod
@@ -98,6 +101,7 @@ class FrozenStatistics:
             self.scatter + sign * (rows.T @ rows),
             self.moments + sign * (indicator @ h),
             self.gram + sign * (h.T @ h),
+            self.output,
         )
 
     def scatter_rows(self, features: Rows, labels: Labels, sign: int) -> tuple[Floats, Labels]:
@@ -151,18 +155,23 @@ class FrozenStatistics:
         """Score n images against every class."""
         if len(self.counts) == 0:
             nothing = np.zeros((len(features), 0))
-            return FrozenScores(nothing, nothing, nothing, nothing)
+            return FrozenScores(*(nothing for _ in fields(FrozenScores)))
         solved = self._solved
         x = (features - solved.centre).astype(np.float32) @ self.whitening.T
         lengths = (x * x).sum(axis=1, keepdims=True, dtype=np.float64)
         products = (x @ solved.means.T).astype(np.float64)
-        distances = np.sqrt(np.maximum(lengths + solved.squares - 2 * products, 0.0))
         ridge = (expanded.astype(np.float32, copy=False) @ solved.coefficients).astype(np.float64)
+        # The whitening is triangular: the first dimensions of a whitened feature are its first part, whitened alone.
+        first = x[:, : self.output]
+        first_lengths = (first * first).sum(axis=1, keepdims=True, dtype=np.float64)
+        first_products = (first @ solved.means[:, : self.output].T).astype(np.float64)
         return FrozenScores(
-            distances,
+            distance(products, lengths, solved.squares),
             cosine(products, lengths, solved.squares),
             ridge,
             span_distance(products, solved.basis, lengths, solved.squares),
+            distance(first_products, first_lengths, solved.output_squares),
+            cosine(first_products, first_lengths, solved.output_squares),
         )
 
     @property
@@ -192,6 +201,7 @@ class FrozenStatistics:
             means,
             inner.diagonal(),
             span_basis(inner),
+            (means[:, : self.output].astype(np.float64) ** 2).sum(axis=1),
             coefficients.astype(np.float32),
         )
 

@@ -104,13 +104,13 @@ class ModelCache:
         tasks = [known[manifest.files[role].sha256] for role in _roles(manifest) if role != PROVISIONAL]
         if start is None:
             matrices = base_matrices(read_base(base, loaded.contents[BASE]) if base else None, spec)
-            frozen = summed(tasks, [sums[entry.sha256] for entry in entries], *matrices)
+            frozen = summed(tasks, [sums[entry.sha256] for entry in entries], *matrices, spec)
         elif start.tasks == entries:
             frozen = start.statistics
         else:
             scatter, gram = start.statistics.scatter.copy(), start.statistics.gram.copy()
             add_sums(start.removed, scatter, gram, -1)
-            frozen = summed(tasks, [sums[entry.sha256] for entry in start.added], scatter, gram)
+            frozen = summed(tasks, [sums[entry.sha256] for entry in start.added], scatter, gram, spec)
         pending = loaded.contents.get(PROVISIONAL)
         if pending is not None and (start is None or start.tasks != entries):
             frozen = with_pending(frozen, pending)

@@ -12,7 +12,16 @@ import numpy as np
 
 from models.inference.evidence import Evidence, Floats, FrozenScores
 
-SUMMARIES = ("distance", "span_distance", "cosine", "cosine_gap", "ridge", "ridge_gap", "class_score")
+SUMMARIES = (
+    "distance",
+    "span_distance",
+    "output_distance",
+    "cosine",
+    "cosine_gap",
+    "ridge",
+    "ridge_gap",
+    "class_score",
+)
 REFERENCE_POINTS = 256  # a longer list of scores is stored as this many quantiles
 
 
@@ -73,8 +82,9 @@ def frozen_summaries(frozen: FrozenScores) -> Floats:
     """All inputs but the last: those that follow from the frozen scores. (n, S - 1)"""
     cosine, cosine_gap = best_and_gap(frozen.cosines)
     ridge, ridge_gap = best_and_gap(frozen.ridge)
-    distance, span_distance = -frozen.distances.min(axis=1), -frozen.span_distances.min(axis=1)
-    return np.stack([distance, span_distance, cosine, cosine_gap, ridge, ridge_gap], axis=1)
+    distances = (frozen.distances, frozen.span_distances, frozen.output_distances)
+    nearest = [-values.min(axis=1) for values in distances]
+    return np.stack([*nearest, cosine, cosine_gap, ridge, ridge_gap], axis=1)
 
 
 def best_and_gap(scores: Floats) -> tuple[Floats, Floats]:

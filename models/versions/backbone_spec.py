@@ -43,6 +43,11 @@ class FrozenSpec:
         """f, the size of the feature."""
         return sum(part.size for part in self.parts)
 
+    @property
+    def output_size(self) -> int:
+        """Of the first part, the backbone's output: its pooled feature or its CLS token."""
+        return self.parts[0].size
+
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class BackboneSpec:

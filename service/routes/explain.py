@@ -103,6 +103,7 @@ def _tasks(model: Model, evidence: Evidence) -> list[TaskEvidence]:
                 distance=float(distances[first + c]),
                 frozen_distance=float(frozen.distances[0, first + c]),
                 frozen_cosine=float(frozen.cosines[0, first + c]),
+                output_cosine=float(frozen.output_cosines[0, first + c]),
                 ridge=float(frozen.ridge[0, first + c]),
                 score=float(scores[first + c]),
             )

@@ -137,6 +137,7 @@ class ClassEvidence(BaseModel):
     distance: float = Field(description="Mahalanobis distance in the task's own features")
     frozen_distance: float = Field(description="Mahalanobis distance in the frozen backbone's features")
     frozen_cosine: float = Field(description="cosine to the class mean in the whitened frozen features, -1 to 1")
+    output_cosine: float = Field(description="the same cosine, of the backbone's output without its earlier stages")
     ridge: float = Field(description="ridge regression on random features of the frozen feature, about 1 for the class")
     score: float = Field(description="the rule's log-score; the class with the largest one is the answer's")
 

@@ -26,6 +26,8 @@ def random_evidence(seed: int, counts: list[int], n: int = 6) -> Evidence:
             rng.uniform(-1, 1, (n, total)),
             rng.normal(0, 0.3, (n, total)),
             rng.uniform(0.5, 10, (n, total)),
+            rng.uniform(0.5, 10, (n, total)),
+            rng.uniform(-1, 1, (n, total)),
         ),
     )
 
@@ -39,7 +41,7 @@ def frozen_evidence(distances: ArrayLike, counts: Sequence[int] | None = None) -
         logits=[np.zeros((n, c + 1)) for c in tasks],
         distances=[np.ones((n, c)) for c in tasks],
         cosines=[np.zeros((n, c)) for c in tasks],
-        frozen=FrozenScores(given, np.zeros((n, total)), np.zeros((n, total)), given),
+        frozen=FrozenScores(given, np.zeros((n, total)), np.zeros((n, total)), given, given, np.zeros((n, total))),
     )
 
 

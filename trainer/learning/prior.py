@@ -14,23 +14,25 @@ class Prior(BaseModel):
 
     rule: dict[str, float] = Field(
         default_factory=lambda: {
-            "probability": 0.7,
-            "coefficient": 0.052,
-            "task_cosine": 0.395,
-            "frozen_distance": 0.52,
-            "frozen_cosine": 0.331,
-            "ridge": 0.73,
+            "probability": 0.58,
+            "coefficient": 0.0,
+            "task_cosine": 0.216,
+            "frozen_distance": 0.324,
+            "frozen_cosine": 0.0,
+            "output_cosine": 0.835,
+            "ridge": 0.708,
         }
     )
     novelty: dict[str, float] = Field(
         default_factory=lambda: {
-            "distance": 0.525,
-            "span_distance": 0.382,
-            "cosine": 0.176,
-            "cosine_gap": 0.192,
-            "ridge": 0.404,
+            "distance": 0.0,
+            "span_distance": 0.349,
+            "output_distance": 0.642,
+            "cosine": 0.077,
+            "cosine_gap": 0.234,
+            "ridge": 0.416,
             "ridge_gap": 0.0,
-            "known": 0.894,  # the log-odds of being known for the mean known image
+            "known": 0.927,  # the log-odds of being known for the mean known image
         }
     )
     rule_strength: float = Field(10.0, ge=0)  # of a quadratic penalty, against the log-likelihood of all images

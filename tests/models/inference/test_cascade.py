@@ -22,7 +22,8 @@ EVERYTHING = Cascade(RIDGE, np.inf, 99)
 
 def by_ridge(*rows: list[float]) -> FrozenScores:
     ridge = np.array(rows)
-    return FrozenScores(np.ones_like(ridge), np.zeros_like(ridge), ridge, np.ones_like(ridge))
+    ones, nothing = np.ones_like(ridge), np.zeros_like(ridge)
+    return FrozenScores(ones, nothing, ridge, ones, ones, nothing)
 
 
 def test_the_networks_within_the_margin_of_the_best_class_run() -> None:

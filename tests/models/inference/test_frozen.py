@@ -10,7 +10,7 @@ from models.inference.evidence import Floats
 from models.inference.frozen import RIDGE, SMALL_MATRIX, FrozenStatistics, inverse_root
 from tests.support.evidence import quick, seeds
 
-F, M = 6, 9
+F, M, OUTPUT = 6, 9, 4
 counts_of_classes = st.lists(st.integers(1, 6), min_size=1, max_size=4)
 
 
@@ -51,17 +51,19 @@ def test_images_added_in_any_order_equal_a_fit_from_scratch(seed: int, counts: l
 @pytest.mark.parametrize("counts", [[5, 9, 7], [1, 1, 1], [12], [1]])
 def test_scores_equal_those_of_explicit_inverses(counts: list[int]) -> None:
     x, h, labels = data(0, counts)
-    statistics = FrozenStatistics.fit(x, h, labels, len(counts))
+    statistics = FrozenStatistics.empty(F, M, OUTPUT).with_images(x, h, labels, len(counts))
     queries, expanded, _ = data(1, [8])
     scores = statistics.scores(queries, expanded)
-    inverse = np.linalg.inv(statistics.covariance())
     means = np.stack([x[labels == c].mean(axis=0) for c in range(len(counts))])
-    for i, q in enumerate(queries):
-        for c, mean in enumerate(means):
-            assert scores.distances[i, c] == pytest.approx(np.sqrt((q - mean) @ inverse @ (q - mean)), rel=1e-3)
-            a, b = q - means.mean(axis=0), mean - means.mean(axis=0)
-            lengths = np.sqrt((a @ inverse @ a) * (b @ inverse @ b))
-            assert scores.cosines[i, c] == pytest.approx(a @ inverse @ b / lengths if lengths else 0.0, abs=1e-3)
+    whole, output = (scores.distances, scores.cosines), (scores.output_distances, scores.output_cosines)
+    for size, (distances, cosines) in ((F, whole), (OUTPUT, output)):
+        inverse = np.linalg.inv(statistics.covariance()[:size, :size])
+        for i, q in enumerate(queries[:, :size]):
+            for c, mean in enumerate(means[:, :size]):
+                assert distances[i, c] == pytest.approx(np.sqrt((q - mean) @ inverse @ (q - mean)), rel=1e-3)
+                a, b = q - means.mean(axis=0)[:size], mean - means.mean(axis=0)[:size]
+                lengths = np.sqrt((a @ inverse @ a) * (b @ inverse @ b))
+                assert cosines[i, c] == pytest.approx(a @ inverse @ b / lengths if lengths else 0.0, abs=1e-3)
     gram = h.T @ h
     gram += np.eye(M) * RIDGE * np.trace(gram) / M
     expected = expanded @ np.linalg.inv(gram) @ h.T @ np.eye(len(counts))[labels]

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from models.errors import CorruptVersion
+from models.inference.novelty import SUMMARIES
 from models.inference.stored_model import model_tensors, read_model
+from models.versions.contents import HEADS
 from models.versions.reader import LoadedVersion
 from models.versions.store import VersionStore
 from tests.support.manifests import manifest_of
@@ -64,3 +66,17 @@ def test_another_preprocessing_under_the_old_hash_is_refused(learned: Learned, t
     wider = replace(SPEC, preprocessing=replace(SPEC.preprocessing, resize=SPEC.preprocessing.resize + 1))
     with pytest.raises(CorruptVersion, match="the preprocessing does not match its sha256"):
         read_model(stored(learned, tmp_path, backbone=wider.to_dict()))
+
+
+def test_a_novelty_decision_without_the_backbones_output_gives_it_no_weight(learned: Learned, tmp_path: Path) -> None:
+    """Versions of earlier releases have one input less."""
+    loaded, place = stored(learned, tmp_path), SUMMARIES.index("output_distance")
+    heads = dict(loaded.contents[HEADS])
+    for name in ("centre", "scale", "weights"):
+        heads[f"novelty.{name}"] = np.delete(heads[f"novelty.{name}"], place)
+    model, _ = read_model(replace(loaded, contents={**loaded.contents, HEADS: heads}))
+    now = learned.model.novelty
+    assert model.novelty.weights.tolist() == np.where(np.arange(len(SUMMARIES)) == place, 0.0, now.weights).tolist()
+    rows = np.random.default_rng(0).normal(0, 5, (9, len(SUMMARIES)))
+    without = replace(now, weights=model.novelty.weights)
+    np.testing.assert_allclose(model.novelty.scores(rows), without.scores(rows))

@@ -1,6 +1,7 @@
 """Stacked arrays give the scores of the tasks one by one, whatever the sizes of the tasks are."""
 
 from collections.abc import Sequence
+from dataclasses import fields
 
 import numpy as np
 import pytest
@@ -41,7 +42,7 @@ def stacked(tasks: Sequence[tuple[Gaussians, Head]]) -> StackedScores:
 
 
 def no_frozen(n: int, classes: int) -> FrozenScores:
-    return FrozenScores(*(np.zeros((n, classes)) for _ in range(4)))
+    return FrozenScores(*(np.zeros((n, classes)) for _ in fields(FrozenScores)))
 
 
 @quick

@@ -65,6 +65,7 @@ def test_the_numbers_are_those_of_the_models_functions(predictor: Predictor, ima
     assert [one.score for one in classes] == scores.tolist()
     assert [one.frozen_distance for one in classes] == evidence.frozen.distances[0].tolist()
     assert [one.frozen_cosine for one in classes] == evidence.frozen.cosines[0].tolist()
+    assert [one.output_cosine for one in classes] == evidence.frozen.output_cosines[0].tolist()
     assert [one.ridge for one in classes] == evidence.frozen.ridge[0].tolist()
     # The probabilities are those that the rule weighs, with its output calibration.
     probabilities = np.exp(term(evidence, "probability", model.rule.scales))[0]

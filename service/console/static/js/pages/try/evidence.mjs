@@ -53,6 +53,7 @@ export function evidence(explanation) {
         { number: "Distance" },
         { number: "Frozen distance" },
         { number: "Frozen cosine" },
+        { number: "Output cosine" },
         { number: "Ridge" },
         { number: "Log-score" },
       ],
@@ -63,6 +64,7 @@ export function evidence(explanation) {
         { number: short(entry.distance) },
         { number: short(entry.frozen_distance) },
         { number: fixed(entry.frozen_cosine, 2) },
+        { number: fixed(entry.output_cosine, 2) },
         { number: fixed(entry.ridge, 2) },
         { number: logScore(entry.score) },
       ]),
@@ -70,8 +72,8 @@ export function evidence(explanation) {
     h(
       "p",
       { class: "muted" },
-      "Distances are Mahalanobis distances in the features of the task and of the frozen backbone; the cosine is taken",
-      " in the whitened frozen features, and ridge regression gives about 1 for the right class. The ood output of a",
+      "Distances are Mahalanobis distances in the features of the task and of the frozen backbone; the cosines are taken",
+      " in the whitened frozen features, all of them or the backbone's output alone, and ridge regression gives about 1 for the right class. The ood output of a",
       " task's head means none of its classes.",
     ),
   );
