@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import atexit
 import logging
 import os
 import signal
 import socket
+import sys
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 from models.errors import OpenWorldError
+from models.storage import Storage
 from models.versions.folder_id import folder_id
 from openworld import logs
 from openworld.commands import learn, require_packages
 from openworld.environment import settings_from
+from trainer.data_folder import keep_of
 from trainer.learning.settings import LearnerSettings
 from trainer.worker.settings import WorkerSettings
 
@@ -24,6 +28,8 @@ SUMMARY = "learn submitted tasks one after the other, and publish versions"
 EPILOG = """\
 examples:
   OPENWORLD_REDIS_URL=redis://127.0.0.1:6379 openworld train --data robot
+  OPENWORLD_TRAIN_PROCESSES=2 openworld train --data robot
+  torchrun --nnodes 2 --nproc-per-node 1 --rdzv-endpoint 10.0.0.5:29400 --rdzv-backend c10d -m openworld train
 
 On Ctrl-C or SIGTERM the worker returns its task to the queue at the end of the epoch and exits; the next worker
 continues from there. A second signal ends it at once. Metrics are on port OPENWORLD_TRAIN_METRICS_PORT (8001).
@@ -44,18 +50,23 @@ def run(arguments: argparse.Namespace) -> int:
         raise OpenWorldError("there is no queue: set OPENWORLD_REDIS_URL, or start everything with `openworld up`")
     logs.set_up(settings.log_level, settings.log_format)
     storage = settings.open_storage()
-    id = folder_id(storage)
+    keep_of(storage, learner)  # a wrong setting ends the program, not a task
     os.nice(settings.nice)  # before the import of torch, which uses all cores for seconds
+    if int(os.environ.get("RANK", "0")):
+        return _help(storage, learner)
+    id = folder_id(storage)
     # Imported here: other commands need no torch.
     from prometheus_client import start_http_server
 
     from tasks.queue import TaskQueue, announce, check_redis, connect, key_prefix
+    from trainer.helpers import start_helpers
     from trainer.worker.metrics import WorkerMetrics
     from trainer.worker.worker import Worker
 
     check_redis(settings.redis_url.get_secret_value(), settings.confirming_replicas)
     client, prefix = connect(settings.redis_url.get_secret_value()), key_prefix(id)
     metrics = WorkerMetrics(settings.stall_seconds)
+    storage.observe(metrics.store.observe)
     if settings.metrics_port:
         try:
             start_http_server(settings.metrics_port, settings.metrics_host, metrics.registry)
@@ -84,5 +95,26 @@ def run(arguments: argparse.Namespace) -> int:
 
     for handled in (signal.SIGTERM, signal.SIGINT):
         signal.signal(handled, stop)
+    start_helpers(storage.root, learner)
     worker.run()
+    return _end_process()
+
+
+def _end_process() -> NoReturn:
+    """End at once: the interpreter would free what torch and its exporter have made, one object after another."""
+    atexit._run_exitfuncs()
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(0)
+
+
+def _help(storage: Storage, learner: LearnerSettings) -> int:
+    """Be a helper of the trainer, which `torchrun` has started with rank 0."""
+    from trainer.helpers.helper import open_passes_of
+    from trainer.helpers.helper import run as run_helper
+    from trainer.learning.reproducibility import configure_torch
+
+    configure_torch(learner)
+    run_helper(open_passes_of(storage, learner))
     return 0

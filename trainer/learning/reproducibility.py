@@ -4,10 +4,11 @@ import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 
 import numpy as np
 import torch
-from threadpoolctl import threadpool_limits
+from threadpoolctl import ThreadpoolController, threadpool_limits
 
 from models.errors import BackboneError
 from trainer.learning.settings import LearnerSettings
@@ -32,10 +33,16 @@ def configure_torch(settings: LearnerSettings) -> None:
 
 
 @contextmanager
-def all_cores() -> Iterator[None]:
-    """Let BLAS use all cores, for a short piece of work that people wait for."""
-    with threadpool_limits(os.cpu_count(), user_api="blas"):
+def blas_threads(count: int) -> Iterator[None]:
+    """Let BLAS use so many threads: sums of products depend on their number."""
+    with _blas().limit(limits=count, user_api="blas"):
         yield
+
+
+@lru_cache(maxsize=1)
+def _blas() -> ThreadpoolController:
+    """Found once: looking at all loaded libraries takes a millisecond."""
+    return ThreadpoolController()
 
 
 def limit_threads(settings: LearnerSettings) -> None:
@@ -51,4 +58,6 @@ def select_device(settings: LearnerSettings) -> str:
     if not available or settings.device == "cpu":
         return "cpu"
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is deterministic only with this setting
+    if (rank := os.environ.get("LOCAL_RANK")) is not None:  # several processes, one GPU each
+        torch.cuda.set_device(int(rank) % torch.cuda.device_count())
     return "cuda"

@@ -1,45 +1,42 @@
 """Tokens and features of images, computed once: cached in memory while a task is learned, and on disk for later tasks.
 
-Neither the trunk nor the network of a finished task ever changes, so only new images are read and computed. Nothing
-here needs a gradient: on a CPU, ONNX Runtime computes it in a fraction of the time of torch.
+Neither the trunk nor the network of a finished task ever changes, so only new images are read and computed. Whole
+chunks of images are computed by all processes of the trainer. The networks of a backbone with one token cost less than
+a look at the disk: they run again.
 """
 
 import hashlib
-import math
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image, ImageEnhance
 from torch import Tensor
 
-from models.images import load_pixels, read_image
-from models.inference.gaussians import Gaussians
-from models.inference.model import Adapters, Head, TaskModel
+from models.errors import StoreError
+from models.inference.evidence import Floats
+from models.inference.one_token import OneTokenNetworks, TaskArrays
 from models.inference.runtime import Runtime
 from models.network.adapted_blocks import TaskTensors
 from models.network.backbone import Backbone
-from tasks.images import FeatureCache
-from trainer.learning.reproducibility import random_stream
+from tasks.images import FeatureCache, FeatureStore
+from trainer.learning.forward_passes import CHUNK, MAX_VIEWS, ForwardPasses, Item, Reader, padded
+from trainer.learning.processes import Job, OneProcess, Processes
+from trainer.learning.reproducibility import blas_threads
+from trainer.learning.scored_images import ScoredImages
 
-# Images per forward pass. Passes are padded to it where the last bits of a product depend on the number of its rows: an
-# image has the same features whichever images are computed with it, so a resumed task gives the same bytes.
-CHUNK = 32
+T = TypeVar("T")
 CACHE_BYTES = 4 * 2**30
-MIN_CROP_AREA = 0.8
-ASPECT = (0.9, 1.1)
-JITTER = 0.15
-Reader = Callable[[str], bytes]  # by image key
-Item = tuple[str, int]  # image key and view
+FROZEN = "frozen"  # the name of stored frozen features
 
 
 class TokenCache:
-    """Trunk outputs by image key and view. View 0 is the plain image, the others are augmented.
+    """Trunk outputs by image key and view. View 0 is the plain image, the others are augmented or turned.
 
     Tokens beyond `max_bytes` are not cached in memory but computed at every use. `stored` keeps those of plain images,
-    and features, for later tasks. `runtime` computes in place of torch.
+    and features, for later tasks. `runtime` computes in place of torch, and `processes` share the chunks.
+    `features` has the tokens of images that cannot be read any more.
     """
 
     def __init__(
@@ -51,25 +48,53 @@ class TokenCache:
         max_bytes: int = CACHE_BYTES,
         stored: FeatureCache | None = None,
         runtime: Runtime | None = None,
+        processes: Processes | None = None,
+        features: FeatureStore | None = None,
     ) -> None:
-        self.backbone, self._read, self._seed = backbone, read, seed
-        self.device = torch.device(device)
+        self.backbone, self._read = backbone, read
+        self.passes, self.processes = ForwardPasses(backbone, seed, device, runtime), processes or OneProcess()
+        self.device = self.passes.device
         self._cache: dict[Item, Tensor] = {}
-        self._free_bytes = max_bytes
-        self._stored, self._runtime = stored, runtime
-        backbone.trunk.to(self.device)
-        backbone.blocks.to(self.device)
-        backbone.frozen.to(self.device)
+        self._max_bytes = self._free_bytes = max_bytes
+        self._stored, self._kept = stored, features
+        self.scored = ScoredImages()
+        self._drawn: dict[str, NDArray[np.float32]] = {}  # the frozen feature of a draw and its random features
+        self.drawn_scale = 1.0
 
-    def prepare(self, keys: Sequence[str], views: int = 1, on_done: Callable[[int], None] = lambda n: None) -> None:
-        """Fill the cache as far as it has room; `on_done` gets the number of images of every finished chunk."""
-        wanted = [(key, view) for key in dict.fromkeys(keys) for view in range(views)]
+    def prepare(
+        self, keys: Sequence[str], views: Sequence[int] = (0,), on_done: Callable[[int], None] = lambda n: None
+    ) -> None:
+        """Fill the cache as far as it has room; `on_done` gets the number of images that were finished since."""
+        wanted = [(key, view) for key in dict.fromkeys(keys) for view in views]
         missing = [item for item in wanted if item not in self._cache]
-        for start in range(0, len(missing), CHUNK):
-            chunk = missing[start : start + CHUNK]
+        together = CHUNK * self.processes.count
+        for start in range(0, len(missing), together):
+            items = missing[start : start + together]
             if self._free_bytes > 0:
-                self._fetch(chunk)
-            on_done(len(chunk))
+                self._fetch(items)
+            on_done(len(items))
+
+    def keep_only(self, keys: Collection[str]) -> None:
+        """Before another task: forget all other images, and augmented views."""
+        self._cache = {item: row for item, row in self._cache.items() if item[0] in keys and item[1] == 0}
+        self._drawn = {}
+        self._free_bytes = self._max_bytes - sum(row.nbytes for row in self._cache.values())
+        self.scored.keep_only(keys)
+        if self._stored is not None:
+            self._stored.keep_only(keys)
+
+    def add_drawn(self, keys: Sequence[str], features: Floats, expanded: Floats) -> None:
+        """Use draws as images: frozen features (n, f), random features (n, M), tokens `drawn_scale` times the first."""
+        rows = np.concatenate([features, expanded], axis=1).astype(np.float32)
+        self._drawn |= dict(zip(keys, rows, strict=True))
+
+    def has_drawn(self, key: str) -> bool:
+        return key in self._drawn
+
+    def views(self, key: str, views: Sequence[int]) -> dict[int, NDArray[np.float32]]:
+        """The tokens of some views of an image, (P, d) each, in main memory."""
+        found = self._fetch([(key, view) for view in views])
+        return {view: found[key, view].numpy() for view in views}
 
     def get(self, keys: Sequence[str], views: Sequence[int] | None = None) -> Tensor:
         """(n, P, d), for a CNN (n, 1, f), on the device."""
@@ -77,30 +102,53 @@ class TokenCache:
         found = self._fetch(items)
         return torch.stack([found[item] for item in items]).to(self.device)
 
-    def features(self, keys: Sequence[str], task: TaskTensors, *, store: bool = True) -> NDArray[np.float32]:
+    def features(
+        self, keys: Sequence[str], task: TaskTensors, *, view: int = 0, store: bool = True
+    ) -> NDArray[np.float32]:
         """z under one finished task's network: (n, d); without `store`, later tasks compute it again."""
+        if self.backbone.one_token:
+            alone: NDArray[np.float32] = self._one_token_features(keys, [task], view)[0]
+            return alone
+        job = Job("task features", {}, dict(zip(TaskTensors._fields, task, strict=True)))
+        return self._feature_rows(
+            keys,
+            f"task {_sha256(task)}" + (f" view {view}" if view else ""),
+            self.backbone.spec.dimensions,
+            lambda tokens: self.passes.task_features(tokens, task),
+            job,
+            view,
+            store,
+        )
 
-        def compute(tokens: Tensor) -> NDArray[np.float32]:
-            if self._runtime is not None:
-                return self._runtime.task_features(tokens.numpy(), _task_model(task))
-            on_device = TaskTensors(*(tensor.to(self.device) for tensor in task))
-            with torch.inference_mode():
-                out: NDArray[np.float32] = self.backbone.blocks(tokens.to(self.device), on_device).cpu().numpy()
-                return out
+    def features_of_all(
+        self, keys: Sequence[str], tasks: Sequence[TaskTensors], *, view: int = 0, store: bool = True
+    ) -> NDArray[np.float32]:
+        """z under the networks of several finished tasks: (T, n, d)."""
+        if self.backbone.one_token:
+            return self._one_token_features(keys, tasks, view)
+        every = [self.features(keys, task, view=view, store=store) for task in tasks]
+        return np.stack(every) if every else np.zeros((0, len(keys), self.backbone.spec.dimensions), np.float32)
 
-        return self._feature_rows(keys, f"task {_sha256(task)}", self.backbone.spec.dimensions, compute, store)
+    def _one_token_features(self, keys: Sequence[str], tasks: Sequence[TaskTensors], view: int) -> NDArray[np.float32]:
+        size = self.backbone.spec.dimensions  # what follows in the token is for the frozen feature only
+        out = np.empty((len(tasks), len(keys), size), np.float32)
+        pooled = np.zeros((-(-len(keys) // CHUNK) * CHUNK, size), np.float32)  # whole chunks
+        if keys:
+            pooled[: len(keys)] = self._tokens(keys, view)[:, 0, :size].numpy()
+        with blas_threads(1):  # two take as long for such small products, and the time of both cores
+            for own, task in zip(out, tasks, strict=True):
+                network = OneTokenNetworks([TaskArrays(*(tensor.contiguous().numpy() for tensor in task))])
+                for start in range(0, len(keys), CHUNK):
+                    chunk = own[start : start + CHUNK]
+                    chunk[:] = network.features(pooled[start : start + CHUNK])[0, : len(chunk)]
+        return out
 
     def frozen(self, keys: Sequence[str]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """The frozen feature (n, f) and its random features (n, M)."""
         spec = self.backbone.spec.frozen
-
-        def compute(tokens: Tensor) -> NDArray[np.float32]:
-            if self._runtime is not None:
-                return np.concatenate(self._runtime.frozen_features(tokens.numpy()), axis=1)
-            with torch.inference_mode():
-                return torch.cat(self.backbone.frozen(tokens.to(self.device)), dim=1).cpu().numpy()
-
-        rows = self._feature_rows(keys, "frozen", spec.size + spec.expanded, compute)
+        rows = self._feature_rows(
+            keys, FROZEN, spec.size + spec.expanded, self.passes.frozen_features, Job("frozen features", {}, {})
+        )
         return np.ascontiguousarray(rows[:, : spec.size]), np.ascontiguousarray(rows[:, spec.size :])
 
     def _feature_rows(
@@ -109,87 +157,128 @@ class TokenCache:
         kind: str,
         size: int,
         compute: Callable[[Tensor], NDArray[np.float32]],
+        job: Job,
+        view: int = 0,
         store: bool = True,
     ) -> NDArray[np.float32]:
-        """One row per image: (n, size), stored ones or computed from tokens."""
+        """One row per image: (n, size), stored ones or computed from tokens: by `compute`, or by `job` elsewhere."""
         out = np.empty((len(keys), size), np.float32)
         missing: dict[str, list[int]] = {}  # image key -> its places
         for place, key in enumerate(keys):
             found = self._stored.get(key, kind) if self._stored is not None else None
-            if found is not None and found.shape == (1, size):
+            if key in self._drawn and kind == FROZEN:
+                out[place] = self._drawn[key]
+            elif found is not None and found.shape == (1, size):
                 out[place] = found[0]
             else:
                 missing.setdefault(key, []).append(place)
-        names = list(missing)
-        for start in range(0, len(names), CHUNK):
-            chunk = names[start : start + CHUNK]
-            rows = compute(_padded(self._tokens(chunk)))[: len(chunk)]
+        chunks = _chunks(list(missing))
+        computed = self.processes.map(
+            (padded(self._tokens(chunk, view)) for chunk in chunks),
+            compute,
+            lambda tokens: job._replace(tensors={**job.tensors, "tokens": tokens}),
+            lambda answer: answer["features"].numpy(),
+        )
+        for chunk, whole in zip(chunks, computed, strict=True):
+            rows = whole[: len(chunk)]
             for key, row in zip(chunk, rows, strict=True):
                 out[missing[key]] = row
             if self._stored is not None and store:
                 self._stored.put(kind, {key: row[None] for key, row in zip(chunk, rows, strict=True)})
         return out
 
-    def _tokens(self, keys: Sequence[str]) -> Tensor:
-        """Of plain images, in main memory."""
-        found = self._fetch([(key, 0) for key in keys])
-        return torch.stack([found[key, 0] for key in keys])
+    def _tokens(self, keys: Sequence[str], view: int) -> Tensor:
+        """In main memory."""
+        found = self._fetch([(key, view) for key in keys])
+        return torch.stack([found[key, view] for key in keys])
 
     def _fetch(self, items: Sequence[Item]) -> dict[Item, Tensor]:
         found = {item: self._cache[item] for item in items if item in self._cache}
+        found |= {item: self._drawn_token(item[0]) for item in items if item[0] in self._drawn}
         for item in items:
             if item not in found and (stored := self._stored_tokens(item)) is not None:
-                found[item] = self._cache[item] = stored  # mapped: it needs no memory of its own
+                found[item] = self._cache[item] = stored  # large ones are mapped: they need no memory of their own
+        for kept in self._kept_tokens([item for item in dict.fromkeys(items) if item not in found]):
+            self._remember(kept, found)
         for chunk, tokens in self._compute([item for item in dict.fromkeys(items) if item not in found]):
-            for item, row in zip(chunk, tokens, strict=True):
-                found[item] = row.clone()  # a slice would keep the whole chunk in memory
-                if row.nbytes <= self._free_bytes:
-                    self._free_bytes -= row.nbytes
-                    self._cache[item] = found[item]
-                else:
-                    self._free_bytes = 0  # full: later chunks are not cached
+            # Clones: a slice would keep the whole chunk in memory.
+            self._remember({item: row.clone() for item, row in zip(chunk, tokens, strict=True)}, found)
             if self._stored is not None:
-                plain = {key: found[key, view].numpy() for key, view in chunk if view == 0}
-                self._stored.put("tokens", plain)
+                for view in {view for _, view in chunk}:
+                    if (kind := _kind(view)) is not None:
+                        plain = {key: found[key, own].numpy() for key, own in chunk if own == view}
+                        self._stored.put(kind, plain)
         return found
+
+    def _drawn_token(self, key: str) -> Tensor:
+        return torch.from_numpy(self.drawn_scale * self._drawn[key][None, : self.backbone.spec.frozen.size])
+
+    def _remember(self, rows: Mapping[Item, Tensor], found: dict[Item, Tensor]) -> None:
+        """Add the tokens to those that are found, and to the cache while it has room."""
+        for item, row in rows.items():
+            found[item] = row
+            if row.nbytes <= self._free_bytes:
+                self._free_bytes -= row.nbytes
+                self._cache[item] = row
+            else:
+                self._free_bytes = 0  # full: later chunks are not cached
 
     def _stored_tokens(self, item: Item) -> Tensor | None:
         key, view = item
-        stored = self._stored.get(key, "tokens") if self._stored is not None and view == 0 else None
+        kind = _kind(view)
+        stored = self._stored.get(key, kind) if self._stored is not None and kind is not None else None
         return None if stored is None else torch.from_numpy(stored)
 
+    def _kept_tokens(self, items: Sequence[Item]) -> Iterator[dict[Item, Tensor]]:
+        """Those of the feature store."""
+        if self._kept is None:
+            return
+        for chunk in _chunks(items):
+            rows = zip(chunk, self._kept.get_all(chunk), strict=True)
+            stored = {item: row for item, row in rows if row is not None}
+            for key, view in chunk:  # the number of views was raised since the image was discarded
+                if 0 < view < MAX_VIEWS and (key, view) not in stored and not self._readable(key):
+                    plain = self._kept.get(key)
+                    stored |= {} if plain is None else {(key, view): plain}
+            if self._stored is not None and self._kept.remote:
+                self._stored.put("tokens", {key: row for (key, view), row in stored.items() if view == 0})
+            yield {item: torch.from_numpy(row) for item, row in stored.items()}
+
+    def _readable(self, key: str) -> bool:
+        try:
+            return bool(self._read(key))
+        except StoreError:
+            return False
+
     def _compute(self, items: Sequence[Item]) -> Iterator[tuple[Sequence[Item], Tensor]]:
-        with ThreadPoolExecutor(2) as pool:
-            for start in range(0, len(items), CHUNK):
-                chunk = items[start : start + CHUNK]
-                pixels = torch.from_numpy(np.stack(list(pool.map(self._pixels, chunk))))
-                yield chunk, self._trunk(pixels)[: len(chunk)]
-
-    def _trunk(self, pixels: Tensor) -> Tensor:
-        if self.backbone.spec.is_transformer:  # the convolutions of a CNN compute each image alone
-            pixels = _padded(pixels)
-        if self._runtime is not None:
-            return torch.from_numpy(self._runtime.tokens(pixels.numpy()))
-        # On a CPU, the depthwise convolutions of a CNN take two thirds of the time with channels last.
-        pixels = pixels.to(self.device, memory_format=torch.channels_last)
-        with torch.no_grad():
-            out: Tensor = self.backbone.trunk(pixels).cpu()
-            return out
-
-    def _pixels(self, item: Item) -> NDArray[np.float32]:
-        key, view = item
-        preprocessing = self.backbone.spec.preprocessing
-        if view == 0:
-            return load_pixels(self._read(key), preprocessing)
-        # A view is a crop: decode it larger than the plain image.
-        image = read_image(self._read(key), hint=preprocessing.resize * 5 // 4)
-        return preprocessing.apply(augment(image, random_stream(self._seed, "view", key, view)))
+        chunks = _chunks(items)
+        computed = self.processes.map(
+            chunks,
+            lambda chunk: self.passes.tokens(chunk, self._read),
+            lambda chunk: _token_job(chunk, self._read),
+            lambda answer: answer["tokens"],
+        )
+        return zip(chunks, computed, strict=True)
 
 
-def _padded(rows: Tensor) -> Tensor:
-    """A whole chunk."""
-    extra = CHUNK - len(rows)
-    return torch.cat([rows, rows.new_zeros(extra, *rows.shape[1:])]) if extra else rows
+def _kind(view: int) -> str | None:
+    """The name under which the tokens of a plain image are stored; None for an augmented one."""
+    turns, augmented = divmod(view, MAX_VIEWS)
+    if augmented:
+        return None
+    return f"tokens turned {turns}" if turns else "tokens"
+
+
+def _chunks(rows: Sequence[T]) -> list[Sequence[T]]:
+    return [rows[start : start + CHUNK] for start in range(0, len(rows), CHUNK)]
+
+
+def _token_job(items: Sequence[Item], read: Reader) -> Job:
+    """With the bytes of the images: a helper reads none."""
+    images = {
+        str(place): torch.frombuffer(bytearray(read(key)), dtype=torch.uint8) for place, (key, _) in enumerate(items)
+    }
+    return Job("tokens", {"items": list(items)}, images)
 
 
 def _sha256(task: TaskTensors) -> str:
@@ -198,33 +287,3 @@ def _sha256(task: TaskTensors) -> str:
     for tensor in task:
         digest.update(str(tuple(tensor.shape)).encode() + tensor.contiguous().numpy().tobytes())
     return digest.hexdigest()
-
-
-def _task_model(task: TaskTensors) -> TaskModel:
-    """The part of a task that computes its features."""
-    w1, b1, w2, b2, norm_w, norm_b = (tensor.contiguous().numpy() for tensor in task)
-    head = Head(np.zeros((0, 0), np.float32), np.zeros(0, np.float32))
-    none = np.zeros((0, 0))
-    gaussians = Gaussians(none, np.zeros(0, np.int64), none, np.zeros(0))
-    return TaskModel((), Adapters(w1, b1, w2, b2), norm_w, norm_b, head, gaussians)
-
-
-def augment(image: Image.Image, rng: np.random.Generator) -> Image.Image:
-    """A random crop of at least 80 % of the area, mirrored half of the time, with jittered brightness and contrast.
-
-    The aspect ratio is relative to the image's own: a near-square crop of a long image would lose most of its area.
-    """
-    area = rng.uniform(MIN_CROP_AREA, 1.0)
-    aspect = math.exp(rng.uniform(math.log(ASPECT[0]), math.log(ASPECT[1])))
-    across, down = rng.random(2)
-    mirrored = rng.random() < 0.5
-    brightness, contrast = rng.uniform(1 - JITTER, 1 + JITTER, size=2)
-
-    width = max(1, round(image.width * min(1.0, math.sqrt(area * aspect))))
-    height = max(1, round(image.height * min(1.0, math.sqrt(area / aspect))))
-    left, top = round(across * (image.width - width)), round(down * (image.height - height))
-    image = image.crop((left, top, left + width, top + height))
-    if mirrored:
-        image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-    image = ImageEnhance.Brightness(image).enhance(float(brightness))
-    return ImageEnhance.Contrast(image).enhance(float(contrast))

@@ -16,9 +16,10 @@ from tasks.images import FeatureCache, cache_files
 from tests.support.exported import export_once
 from tests.support.tiny_model import TinyImages, silent_progress, tiny_backbone, tiny_settings
 from trainer.learning.checkpoint import Checkpoint
+from trainer.learning.forward_passes import CHUNK
 from trainer.learning.learner import Learned, Learner
 from trainer.learning.memory import Samples
-from trainer.learning.tokens import CHUNK, TokenCache
+from trainer.learning.tokens import TokenCache
 
 IMAGES = {f"class {c}": [TinyImages().read(f"class {c}/{n}") for n in range(12)] for c in range(6)}
 KEYS = {name: [sha256_bytes(data) for data in own] for name, own in IMAGES.items()}

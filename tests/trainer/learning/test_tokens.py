@@ -19,8 +19,9 @@ from tests.support.tiny_model import (
     tiny_backbone,
     tiny_learner,
 )
+from trainer.learning.forward_passes import CHUNK
 from trainer.learning.learner import Learner
-from trainer.learning.tokens import CHUNK, TokenCache
+from trainer.learning.tokens import TokenCache
 
 ROW = 4 * TOKENS * DIMENSIONS  # bytes of an image's tokens
 KEYS = [key for keys in TinyImages().batch(["a", "b"], count=CHUNK - 5).values() for key in keys]  # not a whole chunk
@@ -54,7 +55,7 @@ def test_tokens_beyond_the_limit_are_computed_again_and_equal(rows: int) -> None
     keys = [*KEYS, *KEYS[:3]]  # some twice
     views = [place % 3 for place in range(len(keys))]
     for tokens in (bounded, unbounded):
-        tokens.prepare(KEYS, views=3)
+        tokens.prepare(KEYS, range(3))
     for _ in range(2):
         torch.testing.assert_close(bounded.get(keys), unbounded.get(keys), rtol=0, atol=1e-6)
         torch.testing.assert_close(bounded.get(keys, views), unbounded.get(keys, views), rtol=0, atol=1e-6)
