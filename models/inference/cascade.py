@@ -67,18 +67,24 @@ def without_others(evidence: Evidence, chosen: Chosen) -> Evidence:
     if chosen.all():
         return evidence
     ran = np.repeat(chosen, evidence.counts, axis=1)
+    farthest = np.where(ran, evidence.class_distances, -np.inf).max(axis=1, keepdims=True)
+    least_cosine = np.where(ran, evidence.class_cosines, np.inf).min(axis=1, keepdims=True)
+    evidence = replace(
+        evidence,
+        class_distances=np.where(ran, evidence.class_distances, farthest),
+        class_cosines=np.where(ran, evidence.class_cosines, least_cosine),
+        ran=chosen,
+    )
+    if not evidence.has_ood:  # the logits themselves are the evidence
+        least = np.where(ran, evidence.class_logits, np.inf).min(axis=1, keepdims=True)
+        return replace(evidence, class_logits=np.where(ran, evidence.class_logits, least))
     lowest = np.where(ran, log_probabilities(evidence), np.inf).min(axis=1, keepdims=True)
     counts = np.array(evidence.counts, np.float64)
     p = np.exp(np.minimum(lowest, -np.log(counts + 1)))  # (n, T)
     # With an `ood` logit of 0, this logit gives c classes the probability p each.
     logit = np.log(np.maximum(p, np.finfo(np.float64).tiny)) - np.log1p(-counts * p)
-    farthest = np.where(ran, evidence.class_distances, -np.inf).max(axis=1, keepdims=True)
-    least_cosine = np.where(ran, evidence.class_cosines, np.inf).min(axis=1, keepdims=True)
     return replace(
         evidence,
         class_logits=np.where(ran, evidence.class_logits, evidence.per_class(logit)),
         ood_logits=np.where(chosen, evidence.ood_logits, 0.0),
-        class_distances=np.where(ran, evidence.class_distances, farthest),
-        class_cosines=np.where(ran, evidence.class_cosines, least_cosine),
-        ran=chosen,
     )

@@ -17,9 +17,11 @@ from models.inference.frozen import FrozenStatistics, Labels, Rows
 from models.inference.gaussians import Gaussians
 from models.inference.novelty import Novelty
 from models.inference.one_token import OneTokenNetworks, TaskArrays
+from models.inference.rotations import TurnedHeads
 from models.inference.rules import Rule, frozen_evidence
 from models.inference.shared_adapters import Adapters, AdapterUpdate, SharedAdapters
 from models.inference.stacked import StackedScores
+from models.inference.supermask import Supermask
 from models.inference.task_networks import StackedNetworks
 from models.versions.edits import Aliases, label_of
 from models.versions.manifest import FileEntry
@@ -30,10 +32,20 @@ __all__ = ["Adapters", "Gaussians", "Head", "Model", "SharedAdapters", "StoredBa
 
 @dataclass(frozen=True)
 class Head:
-    """A task's classifier: its classes, then `ood` in the last row."""
+    """A task's classifier: its classes, then `ood` in the last row, with a bias of -inf if the head has no `ood`."""
 
     weight: Array  # (c + 1, d)
     bias: Array  # (c + 1,)
+    turned_weight: Array | None = None  # (3, c, d), for the image turned by 90, 180 and 270 degrees (rotations.py)
+    turned_bias: Array | None = None  # (3, c)
+
+    @classmethod
+    def without_ood(
+        cls, weight: Array, bias: Array, turned_weight: Array | None = None, turned_bias: Array | None = None
+    ) -> Head:
+        """From the outputs of the classes alone: weight (c, d), bias (c,)."""
+        ood = np.zeros_like(weight[:1]), np.full(1, -np.inf, np.float32)
+        return cls(np.concatenate([weight, ood[0]]), np.concatenate([bias, ood[1]]), turned_weight, turned_bias)
 
     def logits(self, features: NDArray[np.floating]) -> NDArray[np.float64]:
         return np.asarray(features, np.float64) @ self.weight.T.astype(np.float64) + self.bias
@@ -45,6 +57,7 @@ class StoredTask:
 
     entry: FileEntry
     adapters: Adapters
+    supermask: Supermask | None
     norm_w: Array
     norm_b: Array
     gaussians: Gaussians
@@ -77,6 +90,7 @@ class TaskModel:
     gaussians: Gaussians
     sums: TaskSums | None = None  # its part of the frozen statistics; None in a model that only answers
     update: AdapterUpdate | None = None  # of the shared adapters; None also for a task of a migrated folder
+    supermask: Supermask | None = None  # the adapters are the fixed weights under this mask
     stored: StoredTask | None = None  # the content that it was read from; see models/inference/stored_model.py
 
     @property
@@ -158,6 +172,10 @@ class Model:
         gaussians = [task.gaussians for task in self.tasks]
         return StackedScores(gaussians, [head.weight for head in heads], [head.bias for head in heads])
 
+    @cached_property
+    def _turned_heads(self) -> TurnedHeads:
+        return TurnedHeads([(task.head.turned_weight, task.head.turned_bias) for task in self.tasks])
+
     def evidence(self, features: Features, frozen: FrozenScores | None = None) -> Evidence:
         """Everything that the two decisions may weigh, for the features of n images; with the rule's cascade.
 
@@ -167,6 +185,9 @@ class Model:
         if not self.rule.uses_networks:
             return frozen_evidence(self.rule, self.counts, frozen)
         evidence = self._scores.evidence(np.asarray(features.tasks, np.float32), frozen)
+        if features.turned is not None:
+            logits = self._turned_heads.ensemble(evidence.class_logits, features.turned)
+            evidence = replace(evidence, class_logits=logits)
         ran = features.ran if features.ran is not None else self.networks_to_run(frozen)
         return evidence if ran is None else without_others(evidence, ran)
 

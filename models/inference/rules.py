@@ -4,6 +4,9 @@ The coefficient s_{k,y} is a weighted sum of evidence. In the paper's rule it is
 distance to a class of task k. In the fitted rule it also looks at the frozen evidence of class y. A version records the
 weights; only their ratios matter for the argmax, so the weight of log p need not be 1.
 
+A head without `ood` says nothing about other tasks in log p(y | x, k). Its rule weighs the logits themselves, as the
+paper's rule of HAT+CSI and Sup+CSI does: the argmax over the concatenated outputs of all tasks (Eq. cil_pred).
+
 Scores are logarithms: a product of small probabilities underflows, a sum of logarithms does not.
 """
 
@@ -18,10 +21,13 @@ import numpy as np
 from models.inference.cascade import Cascade
 from models.inference.evidence import Evidence, Floats, FrozenScores, log_coefficients, log_probabilities
 
-NETWORK_TERMS = ("probability", "coefficient", "task_cosine")
-FROZEN_TERMS = ("frozen_distance", "frozen_cosine", "ridge")
-TERMS = (*NETWORK_TERMS, *FROZEN_TERMS)
+LOGIT = "logit"
+NETWORK_TERMS = ("probability", "coefficient", "task_cosine", LOGIT)
+FROZEN_TERMS = ("frozen_distance", "frozen_cosine", "output_cosine", "ridge")
+TERMS = (*NETWORK_TERMS[:3], *FROZEN_TERMS)  # of a fitted rule
+TERMS_WITHOUT_OOD = (LOGIT, *TERMS[1:])  # where heads have no `ood`
 PAPER = {"probability": 1.0, "coefficient": 1.0}
+PAPER_WITHOUT_OOD = {LOGIT: 1.0}
 
 
 @dataclass(frozen=True)
@@ -33,6 +39,7 @@ class Rule:
     scales: tuple[float, ...] = ()  # alpha_k: the task's logits are multiplied by it; absent: 1
     shifts: tuple[float, ...] = ()  # beta_k: added to the scores of the task's classes; absent: 0
     cascade: Cascade | None = None  # which networks run; None: all, exactly
+    rotations: int = 1  # of an image, that the networks see (rotations.py): 1 or 4
 
     @property
     def uses_networks(self) -> bool:
@@ -59,15 +66,20 @@ class Rule:
     def to_dict(self) -> dict[str, Any]:
         out: dict[str, Any] = {"name": self.name, "weights": dict(self.weights)}
         out |= {"scales": list(self.scales), "shifts": list(self.shifts)}
+        out |= {"rotations": self.rotations} if self.rotations > 1 else {}
         return out | ({"cascade": self.cascade.to_dict()} if self.cascade else {})
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Rule:
-        unknown = set(data["weights"]) - set(TERMS)
+        known = (*TERMS, LOGIT)
+        unknown = set(data["weights"]) - set(known)
         if unknown:
-            raise ValueError(f"unknown evidence {', '.join(sorted(unknown))}; this release knows {', '.join(TERMS)}")
+            raise ValueError(f"unknown evidence {', '.join(sorted(unknown))}; this release knows {', '.join(known)}")
         cascade = Cascade.from_dict(data["cascade"]) if data.get("cascade") else None
-        return cls(data["name"], dict(data["weights"]), tuple(data["scales"]), tuple(data["shifts"]), cascade)
+        rotations = int(data.get("rotations", 1))
+        return cls(
+            data["name"], dict(data["weights"]), tuple(data["scales"]), tuple(data["shifts"]), cascade, rotations
+        )
 
 
 def frozen_evidence(rule: Rule, counts: tuple[int, ...], frozen: FrozenScores) -> Evidence:
@@ -85,6 +97,7 @@ def frozen_evidence(rule: Rule, counts: tuple[int, ...], frozen: FrozenScores) -
         class_cosines=frozen.cosines,
         frozen=frozen,
         ran=np.zeros(nothing, bool),
+        has_ood=False,
     )
 
 
@@ -92,6 +105,8 @@ def term(evidence: Evidence, name: str, scales: tuple[float, ...] = ()) -> Float
     """One kind of evidence for every class, larger for a better fit: (n, C)."""
     if name == "probability":
         return log_probabilities(evidence, scales)
+    if name == LOGIT:
+        return evidence.class_logits * evidence.per_class(np.array(scales)) if scales else evidence.class_logits
     if name == "coefficient":
         return evidence.per_class(log_coefficients(evidence))
     if name == "task_cosine":

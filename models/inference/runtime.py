@@ -18,6 +18,7 @@ from models.inference.cascade import Chosen
 from models.inference.evidence import Array, Features
 from models.inference.model import Model, TaskModel
 from models.inference.providers import CUDA, Device, open_session
+from models.inference.rotations import TURNS, with_turned
 from models.inference.task_networks import SelectedGraph, Tokens, run_bound
 from models.versions.manifest import Manifest
 from models.versions.store import VersionStore
@@ -64,29 +65,45 @@ class Runtime:
         empty = Features(*(np.zeros(shape, np.float32) for shape in shapes))
         parts = [empty, *chunks]  # the empty one gives every array its width if there are no images
         ran = [part.ran for part in chunks if part.ran is not None]
+        turned = [part.turned for part in chunks if part.turned is not None]
         return Features(
             np.concatenate([part.tasks for part in parts], axis=1),
             np.concatenate([part.frozen for part in parts]),
             np.concatenate([part.expanded for part in parts]),
             np.concatenate(ran) if ran else None,
+            np.concatenate(turned, axis=2) if turned else None,
         )
 
     def _chunk(self, model: Model, pixels: Array) -> Features:
         count = len(pixels)
-        extra = self._padded_size(count) - count
-        tokens = self._tokens(np.pad(pixels, ((0, extra), (0, 0), (0, 0), (0, 0))) if extra else pixels)
+        networks = bool(model.tasks) and model.rule.uses_networks
+        turns = networks and model.rule.rotations > 1
+        rows = with_turned(pixels) if turns else pixels
+        extra = self._padded_size(len(rows)) - len(rows)
+        tokens = self._tokens(np.pad(rows, ((0, extra), (0, 0), (0, 0), (0, 0))) if extra else rows)
+        turned_tokens = None
+        if turns:
+            every = _array(tokens)
+            tokens, turned_tokens = every[:count], every[count : len(rows)]
         feature, expanded = (part[:count] for part in self._frozen_features(tokens))
-        ran = None
-        if not model.tasks or not model.rule.uses_networks:
-            tasks: Array = np.zeros((0, count, self._dimensions), np.float32)
-        elif self._one_token:
+        if not networks:
+            return Features(np.zeros((0, count, self._dimensions), np.float32), feature, expanded)
+        ran = None if self._one_token else model.networks_to_run(model.frozen.scores(feature, expanded))
+        tasks = self._task_features(model, tokens, count, ran)
+        turned = None
+        if turned_tokens is not None:
+            again = None if ran is None else np.tile(ran, (TURNS, 1))
+            flat = self._task_features(model, turned_tokens, TURNS * count, again)  # (T, 3 n, d)
+            turned = flat.reshape(len(flat), TURNS, count, -1).swapaxes(0, 1)
+        return Features(tasks, feature, expanded, ran, turned)
+
+    def _task_features(self, model: Model, tokens: Tokens, count: int, ran: Chosen | None) -> Array:
+        """z of the first `count` rows under every network that runs: (T, n, d)."""
+        if self._one_token:
             # What follows in the token is for the frozen feature only.
-            tasks = model.one_token_networks.features(_array(tokens)[:count, 0, : self._dimensions])
-        else:
-            ran = model.networks_to_run(model.frozen.scores(feature, expanded))
-            everything = np.ones((count, len(model.tasks)), bool)
-            tasks = self._chosen_features(model, tokens, everything if ran is None else ran)
-        return Features(tasks, feature, expanded, ran)
+            return model.one_token_networks.features(_array(tokens)[:count, 0, : self._dimensions])
+        everything = np.ones((count, len(model.tasks)), bool)
+        return self._chosen_features(model, tokens, everything if ran is None else ran)
 
     def _chosen_features(self, model: Model, tokens: Tokens, chosen: Chosen) -> Array:
         """z of the chosen tasks, 0 elsewhere: (T, n, d)."""

@@ -53,12 +53,13 @@ class SharedAdapters:
     @property
     def used_ratio(self) -> float:
         """The share of used bottleneck units in the fullest adapter; at 1.0 a layer has no free unit."""
-        return float(self.used1.mean(axis=1).max())
+        return float(self.used1.mean(axis=1).max()) if self.used1.size else 0.0
 
     @property
     def capacity(self) -> dict[str, float]:
         """Used units, for reports."""
-        return {"bottleneck": self.bottleneck, "used_mean": float(self.used1.mean()), "used_max": self.used_ratio}
+        used = float(self.used1.mean()) if self.used1.size else 0.0
+        return {"bottleneck": self.bottleneck, "used_mean": used, "used_max": self.used_ratio}
 
     def tensors(self) -> dict[str, Array]:
         return {**{name: getattr(self.adapters, name) for name in PARTS}, "used1": self.used1, "used2": self.used2}

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from typing import Any, TypeVar
 
 import numpy as np
@@ -27,15 +27,17 @@ from models.inference.factors import TaskSums, add_sums, symmetric
 from models.inference.frozen import FrozenStatistics
 from models.inference.gaussians import Gaussians
 from models.inference.model import Head, Model, StoredBase, StoredTask, TaskModel
-from models.inference.novelty import Novelty
+from models.inference.novelty import SUMMARIES, Novelty
 from models.inference.rules import Rule
 from models.inference.shared_adapters import Adapters, AdapterUpdate, SharedAdapters
+from models.inference.supermask import Supermask
 from models.versions.backbone_spec import BackboneSpec
 from models.versions.contents import BASE, HEADS, PROVISIONAL, task_role
 from models.versions.manifest import FileEntry, Manifest
 from models.versions.reader import LoadedVersion
 
 Tensors = dict[str, NDArray[Any]]
+NO_WEIGHT = {"centre": 0.0, "scale": 1.0, "weights": 0.0}  # of an input of the novelty decision
 
 # Writing
 
@@ -93,7 +95,8 @@ def _task_tensors(model: Model, k: int) -> Tensors:
     task, own = model.tasks[k], model.task_of_class == k
     if task.sums is None:
         raise ValueError(f"the model was read for answering only: task {k} has no sums to store")
-    out: Tensors = {**_flat(task.adapters), "norm_w": task.norm_w, "norm_b": task.norm_b}
+    network = _flat(task.adapters) if task.supermask is None else task.supermask.tensors()
+    out: Tensors = {**network, "norm_w": task.norm_w, "norm_b": task.norm_b}
     out |= _prefixed("gaussians.", _flat(task.gaussians))
     out |= {"frozen.counts": model.frozen.counts[own]}
     out |= {f"frozen.{name}": getattr(model.frozen, name)[own].astype(np.float32) for name in ("means", "moments")}
@@ -141,7 +144,7 @@ def read_model(loaded: LoadedVersion, last: Model | None = None) -> tuple[Model,
                 shared = task.update.applied(shared or SharedAdapters.empty(a, d))
         if shared is None and tasks:
             raise ValueError("no task holds the shared adapters")
-        frozen = summed(tasks, [], scatter, gram)
+        frozen = summed(tasks, [], scatter, gram, spec)
         model = assembled(manifest, loaded.contents[HEADS], tasks, frozen, shared or SharedAdapters.empty(), base)
         return model, checked_preprocessing(manifest, spec)
 
@@ -168,9 +171,11 @@ def readable(manifest: Manifest) -> Iterator[None]:
 
 def read_task(entry: FileEntry, tensors: Mapping[str, NDArray[Any]]) -> StoredTask:
     frozen, shared = _below("frozen.", tensors), _below("shared.", tensors)
+    supermask = Supermask.from_tensors(tensors)
     return StoredTask(
         entry,
-        adapters=_part(Adapters, tensors),
+        adapters=_part(Adapters, tensors) if supermask is None else supermask.adapters(),
+        supermask=supermask,
         norm_w=tensors["norm_w"],
         norm_b=tensors["norm_b"],
         gaussians=_part(Gaussians, _below("gaussians.", tensors)),
@@ -183,7 +188,11 @@ def read_task(entry: FileEntry, tensors: Mapping[str, NDArray[Any]]) -> StoredTa
 
 
 def read_novelty(tensors: Mapping[str, NDArray[Any]]) -> Novelty:
-    return _part(Novelty, _below("novelty.", tensors))
+    """The novelty decision; one that was fitted before `output_distance` was an input gives it no weight."""
+    own, place = _below("novelty.", tensors), SUMMARIES.index("output_distance")
+    if len(own["weights"]) == len(SUMMARIES) - 1:
+        own |= {name: np.insert(own[name], place, value) for name, value in NO_WEIGHT.items()}
+    return _part(Novelty, own)
 
 
 def with_pending(frozen: FrozenStatistics, tensors: Mapping[str, NDArray[Any]]) -> FrozenStatistics:
@@ -213,13 +222,15 @@ def base_matrices(base: StoredBase | None, spec: BackboneSpec) -> tuple[Floats, 
     )
 
 
-def summed(tasks: Sequence[StoredTask], sums: Iterable[TaskSums], scatter: Floats, gram: Floats) -> FrozenStatistics:
+def summed(
+    tasks: Sequence[StoredTask], sums: Iterable[TaskSums], scatter: Floats, gram: Floats, spec: BackboneSpec
+) -> FrozenStatistics:
     """The frozen statistics of all tasks. Adds the sums to the two matrices in place."""
     add_sums(sums, scatter, gram)
     means = np.concatenate([np.zeros((0, len(scatter))), *(task.means for task in tasks)])
     moments = np.concatenate([np.zeros((0, len(gram))), *(task.moments for task in tasks)])
     counts = np.concatenate([np.zeros(0, np.int64), *(task.counts for task in tasks)])
-    return FrozenStatistics(counts, means, scatter, moments, gram)
+    return FrozenStatistics(counts, means, scatter, moments, gram, spec.frozen.output_size)
 
 
 def assembled(
@@ -239,7 +250,7 @@ def assembled(
         if not len(head.bias) - 1 == len(task.gaussians.means) == len(task.counts) == len(names):
             raise ValueError(f"the tensors of the task {', '.join(names)} have another number of classes")
         parts = (task.adapters, task.norm_w, task.norm_b, head, task.gaussians)
-        tasks.append(TaskModel(tuple(names), *parts, sums=task.sums, update=task.update, stored=task))
+        tasks.append(TaskModel(tuple(names), *parts, task.sums, task.update, task.supermask, stored=task))
     rule = Rule.from_dict(manifest.refined_rule or manifest.rule)
     aliases = {name: to for name, to in manifest.aliases.items() if any(name in task.classes for task in tasks)}
     return Model(shared, tuple(tasks), frozen, rule, read_novelty(tensors), aliases, base)
@@ -257,11 +268,13 @@ T = TypeVar("T", Adapters, Head, Gaussians, Novelty)
 
 
 def _flat(part: Adapters | Head | Gaussians | Novelty) -> Tensors:
-    return {entry.name: getattr(part, entry.name) for entry in fields(part)}
+    named = {entry.name: getattr(part, entry.name) for entry in fields(part)}
+    return {name: array for name, array in named.items() if array is not None}
 
 
 def _part(kind: type[T], tensors: Mapping[str, NDArray[Any]]) -> T:
-    return kind(**{entry.name: tensors[entry.name] for entry in fields(kind)})
+    wanted = [entry.name for entry in fields(kind) if entry.default is MISSING or entry.name in tensors]
+    return kind(**{name: tensors[name] for name in wanted})
 
 
 def _prefixed(prefix: str, tensors: Mapping[str, NDArray[Any]]) -> Tensors:

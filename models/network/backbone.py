@@ -54,6 +54,11 @@ class Backbone:
         """Whether it is a CNN, whose pooled feature is its only token."""
         return self.spec.frozen.parts[0].name == "pooled"
 
+    @property
+    def reveals_images(self) -> bool:
+        """Whether its tokens are a linear function of the pixels: a transformer with adapters in all of its blocks."""
+        return isinstance(self.trunk, _TransformerTrunk) and len(self.trunk.blocks) == 0
+
 
 def open_backbone(
     folder: DataFolder,

@@ -32,7 +32,7 @@ from service.routes import tasks as routes
 from tasks.images import FeatureCache, feature_cache
 from tasks.queue import TaskQueue
 from tests.support.settings import learner_settings
-from tests.support.tiny_model import TINY_SETTINGS, tiny_backbone
+from tests.support.tiny_model import TINY_SETTINGS, recorded_tiny
 from trainer import context
 from trainer import publish as publishing
 from trainer.learning.progress import Event
@@ -165,9 +165,9 @@ def _arm_trainer() -> None:
     train.settings_from = lambda kind, given: (  # type: ignore[assignment]
         learner_settings(**chosen) if kind is LearnerSettings else settings_from(kind, given)
     )
-    context.open_backbone = lambda *arguments: tiny_backbone()  # type: ignore[assignment]
+    context.open_backbone = recorded_tiny  # type: ignore[assignment]
     publishing.VersionStore = lambda root: VersionStore(root, on_step=_at)  # type: ignore[assignment, misc]
-    write_all, append, packed = files._write_all, FeatureCache._append, feature_cache._packed
+    write_all, append, packed = files._write_all, FeatureCache._append, feature_cache.packed
 
     def writing(descriptor: int, data: bytes) -> None:
         if Path(os.readlink(f"/proc/self/fd/{descriptor}")).parent.name == "tasks" and _is_armed("task file"):
@@ -177,7 +177,7 @@ def _arm_trainer() -> None:
 
     def appending(self: Any, *arguments: Any) -> None:
         if _is_armed("cache entry"):
-            feature_cache._packed = lambda *record: packed(*record)[:-100]
+            feature_cache.packed = lambda *record: packed(*record)[:-100]
             with suppress(Exception):
                 append(self, *arguments)
             _die()

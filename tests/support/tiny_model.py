@@ -16,10 +16,19 @@ from torch import Tensor, nn
 from models.images import Preprocessing
 from models.inference.evidence import Features
 from models.inference.model import Adapters, Head, Model, SharedAdapters, TaskModel
-from models.network.adapted_blocks import AdaptedBlock, AdaptedBlocks, Attention, frozen_task, tensors_of
+from models.inference.one_token import EPSILON
+from models.network.adapted_blocks import (
+    AdaptedBlock,
+    AdaptedBlocks,
+    Attention,
+    IdentityAttention,
+    frozen_task,
+    tensors_of,
+)
 from models.network.backbone import Backbone
-from models.network.frozen_feature import FrozenFeature, TransformerParts
-from models.versions.backbone_spec import BackboneSpec, FrozenPart, FrozenSpec
+from models.network.frozen_feature import CnnParts, FrozenFeature, TransformerParts
+from models.storage import DataFolder
+from models.versions.backbone_spec import BackboneSpec, FrozenPart, FrozenSpec, recorded_backbone
 from tests.support.settings import learner_settings
 from trainer.learning.checkpoint import Checkpoint
 from trainer.learning.learner import Learned, Learner
@@ -54,11 +63,13 @@ TINY_SETTINGS: dict[str, Any] = {
             "task_cosine": 0.58,
             "frozen_distance": 0.589,
             "frozen_cosine": 0.414,
+            "output_cosine": 0.0,
             "ridge": 0.686,
         },
         novelty={
             "distance": 0.577,
             "span_distance": 0.247,
+            "output_distance": 0.0,
             "cosine": 0.276,
             "cosine_gap": 0.152,
             "ridge": 0.347,
@@ -111,6 +122,41 @@ def tiny_backbone(blocks: int = 1, heads: int = 2, seed: int = 0) -> Backbone:
     return Backbone(spec, TinyTrunk(generator), network, feature, norm_w, norm_b)
 
 
+class TinyCnnTrunk(nn.Module):
+    """One token: a pooled output and the pooled stage before it."""
+
+    def __init__(self, generator: torch.Generator) -> None:
+        super().__init__()
+        self.register_buffer("first", torch.randn(DIMENSIONS, 3, 4, 4, generator=generator) * 0.2)
+        self.register_buffer("last", torch.randn(DIMENSIONS, DIMENSIONS, 2, 2, generator=generator) * 0.3)
+
+    first: Tensor
+    last: Tensor
+
+    def forward(self, pixels: Tensor) -> Tensor:  # (N, 3, 8, 8) -> (N, 1, 24)
+        stage = torch.relu(nn.functional.conv2d(pixels, self.first, stride=4))
+        pooled = torch.relu(nn.functional.conv2d(stage, self.last) + 0.5).mean((2, 3))
+        return torch.cat([pooled, stage.mean((2, 3))], dim=1)[:, None]
+
+
+def tiny_cnn(seed: int = 0) -> Backbone:
+    """A backbone with one token per image."""
+    d, blocks = DIMENSIONS, 1
+    preprocessing = Preprocessing(SIZE, SIZE, "bilinear", (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+    frozen = FrozenSpec((FrozenPart("pooled", d), FrozenPart("stage-before-last", d)), "identity", expanded=EXPANDED)
+    spec = BackboneSpec("tiny-cnn", "file", "1" * 64, blocks, d, preprocessing, frozen)
+    shape = (2 * blocks + 1, d)
+    network = AdaptedBlocks([AdaptedBlock(IdentityAttention(), nn.Identity())], EPSILON)
+    trunk = TinyCnnTrunk(torch.Generator().manual_seed(seed))
+    return Backbone(spec, trunk, network, FrozenFeature(frozen, CnnParts()), torch.ones(shape), torch.zeros(shape))
+
+
+def recorded_tiny(folder: DataFolder, *chosen: object) -> Backbone:
+    """The tiny backbone that a data folder records; in place of `open_backbone`."""
+    spec = recorded_backbone(folder)
+    return tiny_cnn() if spec is not None and spec.is_transformer is False else tiny_backbone()
+
+
 @dataclass(frozen=True)
 class TinyImages:
     """Images in memory: key `<class>/<number>` gives the class's four coloured squares with noise."""
@@ -135,9 +181,9 @@ def tiny_settings(**settings: Any) -> LearnerSettings:
     return learner_settings(**{**TINY_SETTINGS, **settings})
 
 
-def tiny_learner(blocks: int = 1, noise: float = 20.0, **settings: Any) -> Learner:
-    """A learner on the tiny backbone; `settings` are those of LearnerSettings and its recipe."""
-    chosen, backbone = tiny_settings(**settings), tiny_backbone(blocks)
+def tiny_learner(blocks: int = 1, noise: float = 20.0, cnn: bool = False, **settings: Any) -> Learner:
+    """A learner on a tiny backbone; `settings` are those of LearnerSettings and its recipe."""
+    chosen, backbone = tiny_settings(**settings), tiny_cnn() if cnn else tiny_backbone(blocks)
     return Learner(TokenCache(backbone, TinyImages(noise).read, chosen.seed), chosen)
 
 
@@ -159,6 +205,11 @@ def learn_tasks(learner: Learner, tasks: Sequence[dict[str, list[str]]]) -> list
         out.append(learner.learn(model, samples, images, Checkpoint(None), silent_progress()))
         model, samples = out[-1].model, out[-1].samples
     return out
+
+
+def any_tokens(seed: int = 7, scale: float = 1.0) -> Tensor:
+    """Four inputs outside every training set."""
+    return scale * torch.randn(4, TOKENS, DIMENSIONS, generator=torch.Generator().manual_seed(seed))
 
 
 def class_tasks(counts: Sequence[int], images: int = 6) -> list[dict[str, list[str]]]:

@@ -4,11 +4,17 @@ import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
-from tasks.settings import Device, Settings, shared
+from models.versions.keep import SETTING as KEEP_SETTING
+from models.versions.keep import Keep
+from tasks.settings import KEEP, Device, Settings, shared
 from trainer.learning.prior import Prior
+
+MethodName = Literal["more", "hat-csi", "sup-csi"]
+DEFAULT_METHOD: MethodName = "more"
+REPLAYING_METHODS: tuple[MethodName, ...] = ("more",)  # need features of earlier tasks; known here without torch
 
 
 class Recipe(BaseModel):
@@ -26,6 +32,15 @@ class Recipe(BaseModel):
     anneal: Literal["linear", "geometric"] = "linear"  # how the masks' s rises within an epoch, as in the paper
     replay: bool = True  # train with the replay memory as `ood`; off is plain HAT
     back_update: bool = True  # train earlier heads on the new task's images as `ood`
+    contrastive: bool = True  # CSI, of the methods that have it; off is plain HAT or SupSup, with cross-entropy
+    contrast_temperature: float = Field(0.5, gt=0)  # tau of the contrastive loss
+    contrast_rate: float = Field(60.0, gt=0)  # learning rate of the contrastive loss, relative to cross-entropy
+    csi_ridge: float = Field(0.03, gt=0)  # of the heads of CSI, over the number of images and per squared length
+    supermask_units: int = Field(64, ge=1)  # bottleneck units of the fixed weights
+    supermask_kept: float = Field(0.32, gt=0, lt=1)  # share of the weights that a mask keeps, as in the paper
+    supermask_scale: float = Field(0.1, gt=0)  # of the fixed weights of an adapter's second layer; paper: 1
+    score_rate: float = Field(30.0, gt=0)  # learning rate of Edge Popup's scores, relative to that of the weights
+    back_heads: int | None = Field(4, ge=4)  # heads that a new task updates at most, one of them in turn; paper: all
     back_solver: Literal["convex", "sgd"] = "convex"  # paper: sgd, with the next two and `back_epochs`
     back_learning_rate: float = Field(0.01, gt=0)
     back_batch: int = Field(16, ge=2)
@@ -47,7 +62,15 @@ PAPER: dict[str, Any] = {
     "epochs": 20,
     "bottleneck": 64,
     "replay_size": 200,
-    "recipe": Recipe(windowed=False, sparsity=0.75, mask_rate=1.0, anneal="linear", back_solver="sgd", back_drawn=0.0),
+    "recipe": Recipe(
+        windowed=False,
+        sparsity=0.75,
+        mask_rate=1.0,
+        anneal="linear",
+        back_heads=None,
+        back_solver="sgd",
+        back_drawn=0.0,
+    ),
 }
 
 
@@ -59,6 +82,11 @@ class LearnerSettings(Settings):
     preset: Literal["default", "paper"] = Field(
         "default", description="paper: the paper's rule, training and fixed total of replayed images"
     )
+    method: MethodName | None = Field(
+        None,
+        description="how a new data folder learns: more replays earlier images; hat-csi and sup-csi need none, see "
+        "[method.md](method.md); empty: what the folder records, more in a new one",
+    )
     backbone: str | None = shared(
         "OPENWORLD_BACKBONE", None, "timm model name; empty: DeiT-S from the hub, else EfficientNet-Lite0"
     )
@@ -66,7 +94,19 @@ class LearnerSettings(Settings):
         "OPENWORLD_BACKBONE_WEIGHTS", None, "safetensors file with that model's weights"
     )
     device: Device = shared("OPENWORLD_DEVICE", "auto", "where to compute; cuda refuses to start without a GPU")
-    threads: int = Field(default_factory=lambda: os.cpu_count() or 1, ge=1, description="CPU threads of the trainer")
+    threads: int = Field(
+        default_factory=lambda: os.cpu_count() or 1,
+        ge=1,
+        description="CPU threads of the trainer; of each process, if there are several: their share of the cores",
+    )
+    processes: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="processes that learn one task together on this machine; on several machines torchrun starts them, "
+        "see [scaling.md](scaling.md#one-task-over-several-processes)",
+    )
+    keep: Keep | None = shared(KEEP_SETTING, None, KEEP)
     cache_bytes: int = Field(
         2 * 2**30, ge=0, description="disk for features of images that are kept, computed once; 0: none"
     )
@@ -76,14 +116,23 @@ class LearnerSettings(Settings):
     bottleneck: int = Field(
         32, ge=1, description="free bottleneck units of an adapter that a task chooses from, beside as many used ones"
     )
-    keep_per_class: int = Field(20, ge=2, description="images kept of each class, for replay and for calibration")
+    keep_per_class: int = Field(
+        20, ge=2, description="images kept of each class, for replay and for calibration; draws, if statistics are kept"
+    )
     replay_size: int | None = Field(None, ge=1, description="limit of the replay memory in total; empty: none")
     epochs: int = Field(10, ge=1, description="passes over a new task's images")
     back_epochs: int = Field(10, ge=1, description="passes of a back-update by SGD (preset paper)")
     learning_rate: float = Field(0.005, gt=0, description="SGD learning rate of a new task")
     batch_size: int = Field(16, ge=1, description="new images per step; as many replayed ones join them")
     views: int = Field(1, ge=1, le=8, description="views of each training image: the plain one and augmented ones")
-    rule: Literal["fitted", "paper"] = Field("fitted", description="which class: weights fitted, or the paper's")
+    rotations: int = Field(
+        4,
+        description="rotations of an image that answer with hat-csi and sup-csi, 4 or 1; "
+        "four cost four passes of the trunk; 1 if statistics are kept",
+    )
+    rule: Literal["fitted", "paper", "paper+c"] = Field(
+        "fitted", description="which class: weights fitted, the paper's, or the paper's with calibrated outputs"
+    )
     cascade: Literal["off"] | Annotated[int, Field(ge=1)] = Field(
         "off",
         description="networks that run per image at most, the best by frozen evidence, for a transformer; off: all",
@@ -96,6 +145,18 @@ class LearnerSettings(Settings):
     gate_auc: float = Field(0.10, ge=0, le=1, description="largest accepted loss of old tasks' AUC")
     seed: int = Field(0, description="the same seed, batch and parent give the same version")
     recipe: Recipe = Recipe()
+
+    @field_validator("rotations")
+    @classmethod
+    def _one_or_all(cls, value: int) -> int:
+        if value not in (1, 4):
+            raise ValueError("must be 1 or 4: a head has outputs for the upright image and for all four rotations")
+        return value
+
+    @property
+    def draws(self) -> bool:
+        """Whether draws from class statistics stand for images of earlier tasks (trainer/learning/draws.py)."""
+        return self.keep == "statistics"
 
     @property
     def weighs_frozen_evidence(self) -> bool:
@@ -112,3 +173,12 @@ class LearnerSettings(Settings):
     def _apply_preset(cls, given: dict[str, Any]) -> dict[str, Any]:
         """A value that is given explicitly takes precedence over that of the preset."""
         return {**PAPER, **given} if given.get("preset") == "paper" else given
+
+    @model_validator(mode="before")
+    @classmethod
+    def _divide_cores(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """Processes of one machine share its cores."""
+        processes = str(given.get("processes", 1))
+        if "threads" in given or not processes.isdecimal() or int(processes) <= 1:
+            return given
+        return {**given, "threads": max(1, (os.cpu_count() or 1) // int(processes))}

@@ -40,7 +40,7 @@ def test_the_rule_paper_weighs_probability_and_coefficient_by_one_without_calibr
 
 
 @quick
-@given(seeds, class_counts, st.lists(st.floats(-3, 3), min_size=6, max_size=6))
+@given(seeds, class_counts, st.lists(st.floats(-3, 3), min_size=len(TERMS), max_size=len(TERMS)))
 def test_the_score_is_the_weighted_sum_of_the_terms(seed: int, counts: list[int], weights: list[float]) -> None:
     evidence = random_evidence(seed, counts)
     expected = sum(weight * term(evidence, name) for weight, name in zip(weights, TERMS, strict=True))

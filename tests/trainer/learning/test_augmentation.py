@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image
 
-from trainer.learning.tokens import augment
+from trainer.learning.forward_passes import augment
 
 
 def pixels(image: Image.Image) -> NDArray[np.int64]:

@@ -14,16 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-import trainer.learning.train_task
+import trainer.learning.methods.hat
 from models.inference.model import Gaussians, Model, SharedAdapters, TaskModel
 from models.inference.stored_model import model_tensors
-from models.network import hat
 from models.network.adapted_blocks import Masks, TaskTensors, apply_masks, tensors_of
 from models.network.backbone import Backbone
 from tests.support.tiny_model import (
     DIMENSIONS,
-    TOKENS,
     TinyImages,
+    any_tokens,
     class_tasks,
     learn_tasks,
     silent_progress,
@@ -34,8 +33,6 @@ from tests.support.tiny_model import (
 from trainer.learning.adapter_units import UnitWindow, grow_adapters, initial_adapters
 from trainer.learning.checkpoint import Checkpoint
 from trainer.learning.learner import Learned, Learner
-from trainer.learning.tokens import TokenCache
-from trainer.learning.train_task import ADAPTER_TENSORS, _TaskNetwork
 
 slow = settings(max_examples=25, deadline=None)
 histories = st.fixed_dictionaries(
@@ -50,11 +47,6 @@ histories = st.fixed_dictionaries(
         "seed": st.integers(0, 99),
     }
 )
-
-
-def any_tokens(seed: int = 7, scale: float = 1.0) -> Tensor:
-    """Four inputs outside every training set."""
-    return scale * torch.randn(4, TOKENS, DIMENSIONS, generator=torch.Generator().manual_seed(seed))
 
 
 inputs = st.builds(any_tokens, st.integers(0, 2**32 - 1), st.floats(0.01, 100))
@@ -83,7 +75,7 @@ def recorded_masks() -> Iterator[list[Masks]]:
         return put(window, shared, trained)
 
     with (
-        patch.object(trainer.learning.train_task, "apply_masks", recording),
+        patch.object(trainer.learning.methods.hat, "apply_masks", recording),
         patch.object(UnitWindow, "put", spreading),
     ):
         yield masks
@@ -216,84 +208,6 @@ def test_adapters_grow_until_the_used_share_is_below_the_limit() -> None:
         assert grown.used_ratio < limit
         steps = [grown.adapters.w1[:, at : at + 6] for at in range(0, units, 6)]
         assert not any(np.array_equal(one, other) for one, other in pairwise(steps))  # each step has its own weights
-
-
-def half_used(seed: int = 0) -> SharedAdapters:
-    rng = np.random.default_rng(seed)
-    start = initial_adapters(tiny_backbone().adapters, DIMENSIONS, tiny_settings())
-    used1 = rng.integers(0, 2, start.used1.shape).astype(np.float32)
-    return SharedAdapters(start.adapters, used1, rng.integers(0, 2, start.used2.shape).astype(np.float32))
-
-
-def loss_of(network: _TaskNetwork, backbone: Backbone, labels: Tensor) -> Tensor:
-    z = backbone.blocks(any_tokens(), network.tensors, network.masks(1.0))
-    return F.cross_entropy(F.linear(z, network.parameters["head_w"], network.parameters["head_b"]), labels)
-
-
-@settings(max_examples=10, deadline=None)
-@given(st.integers(0, 1000), st.sampled_from([0.0, 0.9]), st.sampled_from([0.0, 0.1]))
-def test_a_step_changes_free_entries_and_no_bit_of_protected_ones(seed: int, momentum: float, decay: float) -> None:
-    backbone, shared = tiny_backbone(), half_used(seed)
-    chosen = tiny_settings(momentum=momentum, weight_decay=decay, learning_rate=0.1)
-    network = _TaskNetwork(TokenCache(backbone, TinyImages().read), shared, 2, chosen, "test")
-    start = {key: network.parameters[key].detach().clone() for key in ADAPTER_TENSORS}
-    for step in range(15):
-        loss = loss_of(network, backbone, torch.tensor([0, 1, 2, step % 3]))
-        # A gradient for every entry: a unit that no input activates has none of its own.
-        network.step(loss + 0.1 * sum(network.parameters[key].sum() for key in ADAPTER_TENSORS))
-    protected = hat.protection(torch.tensor(shared.used1), torch.tensor(shared.used2))
-    for key in ADAPTER_TENSORS:
-        kept = protected[key].expand_as(start[key])
-        now = network.parameters[key].detach()
-        assert torch.equal(now[kept], start[key][kept]), key
-        assert (now[~kept] != start[key][~kept]).all(), key
-
-
-def test_existing_momentum_does_not_change_protected_entries() -> None:
-    backbone, shared = tiny_backbone(), half_used()
-    network = _TaskNetwork(
-        TokenCache(backbone, TinyImages().read), shared, 2, tiny_settings(momentum=0.9, weight_decay=0.1), "test"
-    )
-    state = network.state()
-    network.restore(state | {f"momentum.{key}": np.ones_like(value) for key, value in state.items()})
-    before = {key: network.parameters[key].detach().clone() for key in ADAPTER_TENSORS}
-    network.step(network.parameters["head_b"].sum())  # a loss that does not depend on the adapters
-    for key in ADAPTER_TENSORS:
-        kept = network.protected[key].expand_as(before[key])
-        assert torch.equal(network.parameters[key].detach()[kept], before[key][kept])
-
-
-def test_weight_decay_changes_weights_but_no_masks_norms_or_biases() -> None:
-    backbone, shared = tiny_backbone(), half_used()
-    chosen = tiny_settings(momentum=0.0, weight_decay=0.1, learning_rate=0.5)
-    network = _TaskNetwork(TokenCache(backbone, TinyImages().read), shared, 2, chosen, "test")
-    with torch.no_grad():  # biases start at zero, where decay has no effect
-        for parameter in network.parameters.values():
-            parameter += 0.5
-    before = {key: value.detach().clone() for key, value in network.parameters.items()}
-    network.step(0.0 * sum(value.sum() for value in network.parameters.values()))  # all gradients are zero
-    for key, old in before.items():
-        kept = network.protected[key].expand_as(old) if key in network.protected else torch.zeros_like(old, dtype=bool)
-        decayed = key in ("w1", "w2", "head_w")
-        expected = (
-            torch.where(kept, old, old * (1 - 0.5 * 0.1))
-            if decayed
-            else old.clamp(-6, 6)
-            if key in ("e1", "e2")
-            else old
-        )
-        torch.testing.assert_close(network.parameters[key].detach(), expected, rtol=1e-6, atol=0)
-
-
-def test_embeddings_are_clipped_to_where_the_sigmoid_has_a_gradient() -> None:
-    backbone = tiny_backbone()
-    network = _TaskNetwork(
-        TokenCache(backbone, TinyImages().read), half_used(), 2, tiny_settings(learning_rate=10.0), "test"
-    )
-    for _ in range(5):
-        network.step(loss_of(network, backbone, torch.tensor([0, 1, 2, 0])))
-    for key in ("e1", "e2"):
-        assert network.parameters[key].abs().max() <= 6
 
 
 def test_learning_a_task_does_not_change_the_parent_model() -> None:

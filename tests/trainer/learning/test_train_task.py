@@ -18,8 +18,11 @@ from tests.support.tiny_model import TinyImages, silent_progress, tiny_learner
 from trainer.learning.adapter_units import initial_adapters
 from trainer.learning.checkpoint import Checkpoint
 from trainer.learning.learner import Learner
+from trainer.learning.methods import TaskData
+from trainer.learning.methods.hat import HatNetwork
+from trainer.learning.methods.replay import ReplayObjective
 from trainer.learning.settings import LearnerSettings
-from trainer.learning.train_task import TaskData, _TaskNetwork, image_passes, train_task
+from trainer.learning.train_task import image_passes, train_task
 
 
 @dataclass
@@ -37,18 +40,18 @@ def counted(images: int, replayed: int = 0, **chosen: Any) -> tuple[Counted, Tas
     replay = TinyImages().batch(["old"], count=replayed)["old"]
     data = TaskData(keys, [0 if key.startswith("a") else 1 for key in keys], 2, replay)
     out = Counted(0, [])
-    get, masks = learner.tokens.get, _TaskNetwork.masks
+    get, masks = learner.tokens.get, HatNetwork.masks
 
     def getting(keys: Sequence[str], views: Sequence[int] | None = None) -> Any:
         out.images += len(keys)
         return get(keys, views)
 
-    def masking(self: _TaskNetwork, s: float) -> Masks:
+    def masking(self: HatNetwork, s: float) -> Masks:
         out.temperatures.append(s)
         return masks(self, s)
 
     shared = initial_adapters(learner.backbone.adapters, learner.backbone.spec.dimensions, learner.settings)
-    with patch.object(learner.tokens, "get", getting), patch.object(_TaskNetwork, "masks", masking):
+    with patch.object(learner.tokens, "get", getting), patch.object(HatNetwork, "masks", masking):
         train_task(
             learner.tokens,
             shared,
@@ -95,7 +98,7 @@ def learned_masks(names: list[str], **chosen: Any) -> NDArray[np.float32]:
     data = TaskData(keys, np.repeat([0, 1], 20).tolist(), 2, [])
     shared = initial_adapters(learner.backbone.adapters, learner.backbone.spec.dimensions, learner.settings)
     progress, checkpoint = silent_progress(), Checkpoint(None)
-    out = train_task(learner.tokens, shared, data, learner.settings, "task", checkpoint, progress).shared
+    out = train_task(learner.tokens, shared, data, learner.settings, "task", checkpoint, progress).network.shared
     return np.concatenate([out.used1.ravel(), out.used2.ravel()])
 
 
@@ -114,7 +117,7 @@ def test_every_unit_gets_a_gradient_of_the_data_within_an_epoch(anneal: str) -> 
     learner = tiny_learner(epochs=1, min_steps=20, sparsity=0, anneal=anneal)
     keys = [key for keys in TinyImages().batch(["a", "b"], count=10).values() for key in keys]
     shared = initial_adapters(learner.backbone.adapters, learner.backbone.spec.dimensions, learner.settings)
-    network = _TaskNetwork(learner.tokens, shared, 2, learner.settings, "task")
+    network = HatNetwork(learner.tokens, shared, 2, learner.settings, "task", ReplayObjective())
     with torch.no_grad():
         network.parameters["b1"] += 5  # no image turns off the relu of a unit
     moved = {key: torch.zeros_like(network.parameters[key]) for key in ("e1", "e2")}

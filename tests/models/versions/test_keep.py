@@ -1,0 +1,19 @@
+"""What a data folder keeps: recorded by the first program that opens it with a setting."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from models.errors import KeepError
+from models.versions.keep import RECORD, Keep, open_keep
+
+
+@pytest.mark.parametrize("keep", ["features", "statistics"])
+def test_a_new_folder_records_what_it_keeps_and_keeps_no_more(tmp_path: Path, keep: Keep) -> None:
+    assert open_keep(tmp_path, keep) == keep
+    assert (tmp_path / RECORD).read_text() == f"{keep}\n"
+    assert open_keep(tmp_path, None) == keep
+    with pytest.raises(KeepError, match=f"keeps {keep}, but OPENWORLD_TRAIN_KEEP is images: unset"):
+        open_keep(tmp_path, "images")
