@@ -8,12 +8,12 @@ from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
 
 from models.errors import CorruptVersion, NothingLearned, StoreError
-from models.files import sha256_file
+from models.files import sha256_bytes, sha256_file
 from models.storage import DataFolder, storage_of
 from models.versions.contents import HEADS, SAMPLES, content_key, decode_tensors, flat, samples_text
 from models.versions.data_format import check_format
@@ -21,6 +21,15 @@ from models.versions.manifest import FileEntry, Manifest, parse_json
 from models.versions.promotions import Promotion, PromotionLog, effective
 
 CURRENT, VERSIONS, REJECTED, GRAPHS = "CURRENT", "versions/", "rejected/", "graphs/"
+MOST_ANCESTORS = 10_000
+
+
+class _Ancestor(NamedTuple):
+    parent: int | None
+    task_id: str
+
+
+_ancestors: dict[tuple[int, str], _Ancestor] = {}  # by version and the hash of its manifest
 
 
 @dataclass(frozen=True)
@@ -141,8 +150,8 @@ class VersionReader:
             self.storage.prefetch(stored.key for stored in self.storage.list(VERSIONS))
         while n is not None and n not in found:
             found.append(n)
-            manifest = self._manifest_or_none(n)
-            n = manifest.parent if manifest else self._logged_parent(n)
+            ancestor = self._ancestor(n)
+            n = ancestor.parent if ancestor else self._logged_parent(n)
         return found
 
     def find_task(self, task_id: str, submission: str | None = None) -> int | None:
@@ -202,7 +211,23 @@ class VersionReader:
             return None
         return manifest if task_id in (None, manifest.task_id) else None
 
+    def _ancestor(self, n: int) -> _Ancestor | None:
+        """What the lineage needs of a manifest; None if that is damaged. Parsed once: a lineage has hundreds."""
+        try:
+            key = n, sha256_bytes(self._get(manifest_key(n), f"version {n}: manifest"))
+            if (found := _ancestors.get(key)) is None:
+                manifest = self.manifest(n)
+                if len(_ancestors) >= MOST_ANCESTORS:
+                    _ancestors.clear()
+                found = _ancestors[key] = _Ancestor(manifest.parent, manifest.task_id)
+        except CorruptVersion:
+            return None
+        return found
+
     def _learned_in(self, n: int, task_id: str) -> Manifest | None:
+        ancestor = self._ancestor(n)
+        if ancestor is None or ancestor.task_id != task_id:
+            return None
         manifest = self._manifest_or_none(n, task_id)
         return manifest if manifest and manifest.has_learned(task_id) else None
 

@@ -6,13 +6,13 @@ evidence does not count. An image's shares are the softmax of a rule's frozen te
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 
 import numpy as np
 from numpy.typing import NDArray
 
 from models.inference.evidence import Floats, FrozenScores, log_softmax
 from models.inference.rules import FROZEN_TERMS, Rule
+from trainer.learning.draws import are_drawn
 
 MOST_PAIRS, MOST_LABELS, MOST_CLASSES = 5, 10, 3
 CONFUSED_IMAGES, CONFUSED_SHARE = 2, 0.1  # of a confused pair, at least
@@ -95,7 +95,7 @@ def advise(
     for name, count in zip(labels, counts.tolist(), strict=True):
         if name is not None:
             images[name] += count
-    suspicious = suspicious_rows(shares)
+    suspicious = suspicious_rows(shares) & ~are_drawn(shares.keys)  # a draw has no label that could be wrong
     return Advice(confused_pairs(shares), wrong_labels(shares, suspicious), weak_classes(shares, suspicious, images))
 
 
@@ -140,11 +140,11 @@ def confused_pairs(shares: Shares) -> tuple[ConfusedPair, ...]:
     answered = np.zeros((size, size))
     np.add.at(answered, (shares.own, shares.answers), 1)
     rates = answered / np.maximum(answered.sum(axis=1, keepdims=True), 1)
-    pairs = []
-    for a, b in combinations(range(size), 2):
-        images, share = int(answered[a, b] + answered[b, a]), float(rates[a, b] + rates[b, a]) / 2
-        if images >= CONFUSED_IMAGES and share >= CONFUSED_SHARE:
-            pairs.append(ConfusedPair((shares.labels[a], shares.labels[b]), images, share))
+    images, both = np.triu(answered + answered.T, 1), (rates + rates.T) / 2
+    pairs = [
+        ConfusedPair((shares.labels[a], shares.labels[b]), int(images[a, b]), float(both[a, b]))
+        for a, b in np.argwhere((images >= CONFUSED_IMAGES) & (both >= CONFUSED_SHARE)).tolist()
+    ]
     return tuple(sorted(pairs, key=lambda pair: -pair.share)[:MOST_PAIRS])
 
 

@@ -5,6 +5,9 @@ once. The preset `paper` trains them by SGD.
 
 The memory keeps few images per class, and a head that fits their noise rejects other images of its own classes. So
 half of the head's own features are drawn from the task's class Gaussians, which were fitted on all of its images.
+
+With many tasks, a new one updates a bounded number of heads: those that could claim its images, and others in turn. A
+head that is updated later learns about all classes that came since, by their kept images.
 """
 
 from collections.abc import Iterable, Iterator
@@ -16,9 +19,34 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from models.inference.gaussians import Gaussians
-from models.inference.model import Head
+from models.inference.model import Head, Model
 from trainer.learning.head_solver import HeadProblem, solve_heads
 from trainer.learning.settings import LearnerSettings
+
+IN_TURN = 4  # about one of so many heads is updated because it is its turn
+
+
+def heads_to_update(model: Model, earlier: int, most: int | None) -> list[int]:
+    """The heads of the first `earlier` tasks that the later ones update: all, or at most about `most`.
+
+    A head spoils an answer if it claims an image of a new class for one of its own, and if the frozen evidence does not
+    speak against that. So the tasks are chosen whose class means, in the output of the backbone, are the most similar
+    to those of the new classes. The number of tasks says whose turn it is.
+    """
+    if most is None or earlier <= most:
+        return list(range(earlier))
+    period = 1 << (earlier * IN_TURN // most).bit_length() - 1  # of two: it stays the same while the turn goes round
+    chosen = set(range(earlier % period, earlier, period))
+    means = (model.frozen.means - model.frozen.centre)[:, : model.frozen.output]
+    means = means / np.maximum(np.linalg.norm(means, axis=1, keepdims=True), 1e-12)
+    of_task, cosines = model.task_of_class, means @ means[model.task_of_class >= earlier].T
+    similarity = np.full(earlier, -np.inf)
+    np.maximum.at(similarity, of_task[of_task < earlier], cosines[of_task < earlier].max(axis=1))
+    for task in np.argsort(-similarity, kind="stable").tolist():
+        if len(chosen) >= most:
+            break
+        chosen.add(task)
+    return sorted(chosen)
 
 
 @dataclass(frozen=True)

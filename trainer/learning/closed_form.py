@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from models.inference.evidence import Evidence, Floats, FrozenScores, log_softmax
 from models.inference.rules import FROZEN_TERMS, Rule
 from trainer.learning.advice import frozen_rule
-from trainer.learning.calibration import fit_rule, prior_weights
+from trainer.learning.calibration import fit_rule, mean_deviations, prior_weights
 from trainer.learning.prior import Prior
 
 NAME = "closed form"
@@ -45,24 +45,30 @@ def fit_closed_form(left_out: FrozenScores, columns: NDArray[np.int64], prior: P
     start = frozen_rule(Rule(NAME, prior_weights(known, prior)), left_out, columns)
     if len(own) == 0 or known.ridge.shape[1] < 2:
         return start
-    terms = np.stack([known.term(name) for name in FROZEN_TERMS], axis=2)  # (n, C, terms)
-    deviation = terms.std(axis=1).mean(axis=0)
+    terms = [known.term(name) for name in FROZEN_TERMS]
+    deviation = mean_deviations(terms)
     scale = np.where(deviation > 1e-9, deviation, 1.0)
     first = np.array([start.weights[name] for name in FROZEN_TERMS]) * scale
-    weights = np.maximum(_least_cross_entropy(terms / scale, own, first, prior.rule_strength), 0.0) / scale
+    scaled = np.stack([term / by for term, by in zip(terms, scale, strict=True)])
+    weights = np.maximum(_least_cross_entropy(scaled, own, first, prior.rule_strength), 0.0) / scale
     return Rule(NAME, dict(zip(FROZEN_TERMS, weights.tolist(), strict=True)))
 
 
 def _least_cross_entropy(terms: Floats, columns: NDArray[np.int64], start: Floats, strength: float) -> Floats:
-    """Newton's method on a convex loss: the cross-entropy of a softmax, and a quadratic penalty around `start`."""
-    weights = start
-    right = terms[np.arange(len(columns)), columns].sum(axis=0)
+    """Newton's method on a convex loss: the cross-entropy of a softmax, and a quadratic penalty around `start`.
+
+    `terms` are (terms, n, C).
+    """
+    count, n, classes = terms.shape
+    flat = terms.reshape(count, -1)
+    weights, right = start, terms[:, np.arange(n), columns].sum(axis=1)
     for _ in range(NEWTON_STEPS):
-        shares = np.exp(log_softmax(terms @ weights))  # (n, C)
-        expected = np.einsum("nc,nct->nt", shares, terms)
-        gradient = expected.sum(axis=0) - right + strength * (weights - start)
-        weighted = np.einsum("nct,ncu->tu", terms * shares[:, :, None], terms, optimize=True)
-        step = np.linalg.solve(weighted - expected.T @ expected + strength * np.eye(len(start)), gradient)
+        shares = np.exp(log_softmax((weights @ flat).reshape(n, classes)))
+        weighted = terms * shares
+        expected = weighted.sum(axis=2)  # (terms, n)
+        gradient = expected.sum(axis=1) - right + strength * (weights - start)
+        hessian = weighted.reshape(count, -1) @ flat.T - expected @ expected.T + strength * np.eye(count)
+        step = np.linalg.solve(hessian, gradient)
         weights = weights - step / max(1.0, float(np.abs(step).max()))  # far from the optimum a full step overshoots
         if float(np.abs(step).max()) < 1e-6:
             break
@@ -75,12 +81,14 @@ def network_gain(
     left_out: FrozenScores,
     columns: NDArray[np.int64],
     prior: Prior,
+    fitted: Rule,
     rng: np.random.Generator,
 ) -> NetworkGain | None:
     """Compare both rules by cross-validation over the held-out images, which no network has seen; None for one image.
 
     `evidence` is theirs; `held_out` says which of the left-out images, of classes `columns`, they are. The closed form
     is fitted on all left-out images of the other folds: it does not need images that the networks have not seen.
+    `fitted` is the rule of all held-out images.
     """
     places = np.flatnonzero(held_out)
     if len(places) < FOLDS:
@@ -92,7 +100,7 @@ def network_gain(
         inside, own = fold[places] == k, fold == k
         rules = (
             fit_closed_form(left_out.rows(~own), columns[~own], prior),
-            fit_rule(evidence.rows(~inside), columns[places[~inside]], prior),
+            fit_rule(evidence.rows(~inside), columns[places[~inside]], prior, fitted),
         )
         for row, rule in zip(losses, rules, strict=True):
             shares = log_softmax(rule.log_scores(evidence.rows(inside)))

@@ -8,18 +8,19 @@ from numpy.typing import NDArray
 
 from models.inference.cascade import Cascade, Chosen
 from models.inference.evidence import Features, Floats, FrozenScores
-from models.inference.model import Model
+from models.inference.model import Model, TaskModel
 from models.inference.novelty import Novelty
-from models.inference.rules import Rule
+from models.inference.rules import PAPER, PAPER_WITHOUT_OOD, Rule
 from models.network.adapted_blocks import tensors_of
 from trainer.learning.advice import advise, frozen_rule
-from trainer.learning.calibration import Target, fit_cascade, fit_novelty, fit_rule, paper_novelty
+from trainer.learning.calibration import Target, fit_cascade, fit_novelty, fit_outputs, fit_rule, paper_novelty
 from trainer.learning.closed_form import NetworkGain, fit_closed_form, network_gain
+from trainer.learning.forward_passes import turned_view
 from trainer.learning.gate import Verdict, auc, judge
-from trainer.learning.leave_out import LeaveOut
+from trainer.learning.left_out_evidence import left_out_evidence
 from trainer.learning.memory import Samples, spread_over_classes
+from trainer.learning.methods import method_of
 from trainer.learning.settings import LearnerSettings
-from trainer.learning.simulation import left_out_scores, simulated_novelty
 from trainer.learning.tokens import TokenCache
 
 
@@ -36,11 +37,9 @@ def evaluate(
     Which class is fitted on held-out images, because the networks have seen all others; if the networks do not improve
     it, the version answers in closed form. Whether novel is fitted on all kept images: it weighs frozen evidence only.
     """
-    labels = choose_images(samples, settings.recipe.calibration_images, rng)
-    keys, column = list(labels), {name: c for c, name in enumerate(model.classes)}
-    columns = np.array([column[labels[key]] for key in keys], np.int64)
-    kept = LeaveOut(model.frozen, *tokens.frozen(keys), columns)
-    left_out = left_out_scores(kept, rng)
+    known = left_out_evidence(tokens, model, samples, settings)
+    labels, kept, left_out = known.labels, known.kept, known.scores
+    keys, columns = list(labels), kept.columns
     held_out = {sample.key for sample in samples.held_out}
     left = ~np.isnan(left_out.ridge).any(axis=1)
     fitted_on = _few_of_each_class(labels, held_out, settings)
@@ -50,52 +49,59 @@ def evaluate(
     held_keys = [key for key, row in zip(keys, rows, strict=True) if row]
     scores = left_out.rows(rows)
     cascade = _cascade(tokens, model, left_out, columns, settings)
+    rotations = settings.rotations if method_of(settings).rotates and not settings.draws else 1
     model = replace(model, rule=Rule(cascade=cascade))
     ran = cascade.choose(scores, model.counts) if cascade else None
     # The parent's statistics hold these images too: the new ones, without the new classes, stand for them.
     before_scores = scores.first_classes(len(parent.classes))
     ran_before = parent.networks_to_run(before_scores) if parent.tasks else None
-    needed = _needed(model, ran, parent, ran_before, len(held_keys))
-    z = [
-        tokens.features([key for key, own in zip(held_keys, runs, strict=True) if own], tensors_of(task))
-        for task, runs in zip(model.tasks, needed.T, strict=True)
-    ]
-    features = Features(_spread(z, needed), kept.features[rows], kept.expanded[rows], ran)
-    after = model.evidence(features, scores)
+    if ran is None and ran_before is None and rotations == parent.rule.rotations == 1:
+
+        def features_of(keys: Sequence[str], tasks: Sequence[TaskModel]) -> NDArray[np.float32]:
+            return tokens.features_of_all(keys, [tensors_of(task) for task in tasks])
+
+        after = tokens.scored.evidence(model, held_keys, scores, features_of)
+        before = tokens.scored.evidence(parent, held_keys, before_scores, features_of) if parent.tasks else None
+    else:
+        needed = _needed(model, ran, parent, ran_before, len(held_keys))
+        upright, *turned = (
+            _task_features(tokens, model, held_keys, needed, turned_view(0, turns)) for turns in range(rotations)
+        )
+        frozen = kept.features[rows], kept.expanded[rows]
+        features = Features(upright, *frozen, ran, np.stack(turned) if turned else None)
+        after = model.evidence(features, scores)
+        before = parent.evidence(_of_parent(features, parent, ran_before), before_scores) if parent.tasks else None
     target = Target(settings.accept, settings.flag)
     novelty_auc: float | None
     gain: NetworkGain | None = None
-    fitted = replace(fit_rule(after, columns[rows], settings.recipe.prior), cascade=cascade)
+    fitted = replace(fit_rule(after, columns[rows], settings.recipe.prior), cascade=cascade, rotations=rotations)
+    rule = fitted
+    if settings.rule != "fitted":
+        weights = PAPER if after.has_ood else PAPER_WITHOUT_OOD
+        rule = Rule(weights=weights, cascade=cascade, rotations=rotations)
+        if settings.rule == "paper+c":
+            rule = replace(fit_outputs(rule, after, columns[rows]), name="paper+c")
     if not left.any():  # the kept images were deleted: the parent's decision stays
-        rule, novelty, novelty_auc = (
-            fitted if settings.rule == "fitted" else Rule(cascade=cascade),
-            parent.novelty,
-            None,
-        )
-    elif settings.rule == "paper":
-        rule = Rule(cascade=cascade)
-        novelty = paper_novelty(rule, after, columns[rows], target)
+        novelty, novelty_auc = parent.novelty, None
+    elif settings.rule != "fitted":
+        # Networks have seen the images that draws come from.
+        images = ~known.drawn[rows] if not known.drawn[rows].all() else known.drawn[rows]
+        novelty = paper_novelty(rule, after.rows(images), columns[rows][images], target)
         novelty_auc = auc(novelty.known, novelty.simulated)
     else:
-        rule = fitted
         if settings.recipe.networks == "if they pay":
-            gain = network_gain(after, rows, left_out, columns, settings.recipe.prior, rng)
+            if not settings.draws:  # networks have seen the images that draws come from
+                gain = network_gain(after, rows, left_out, columns, settings.recipe.prior, fitted, rng)
             if gain is None or not gain.pays:
                 rule = fit_closed_form(left_out, columns, settings.recipe.prior)
-        simulations = simulated_novelty(kept, rng)
-        novelty = fit_novelty(left_out, simulations, settings.recipe.prior, target)
-        novelty_auc = simulated_auc(novelty, simulations) if simulations else None
+        novelty = fit_novelty(left_out, known.simulations, settings.recipe.prior, target, known.drawn)
+        novelty_auc = simulated_auc(novelty, known.simulations) if known.simulations else None
     model = replace(model, rule=rule, novelty=novelty)
     names = [labels[key] for key in held_keys]
     # The paper's rule has no frozen terms, so the advice always follows the fitted rule.
     advice = advise(left_out, frozen_rule(fitted, left_out, columns), keys, columns, model.labels, model.frozen.counts)
-    if not parent.tasks:
-        verdict = judge(None, model, None, after, names, novelty_auc, settings)
-        return model, replace(verdict, advice=advice, networks=gain)
-    features = replace(features, tasks=features.tasks[: len(parent.tasks)], ran=ran_before)
-    before = parent.evidence(features, before_scores)
-    verdict = judge(parent, model, before, after, names, novelty_auc, settings)
-    return model, replace(verdict, advice=advice, networks=gain)
+    verdict = judge(parent if parent.tasks else None, model, before, after, names, novelty_auc, settings)
+    return model, replace(verdict, advice=advice, networks=gain, drawn=int(known.drawn.sum()))
 
 
 def _cascade(
@@ -117,11 +123,27 @@ def _needed(model: Model, ran: Chosen | None, parent: Model, ran_before: Chosen 
     return out
 
 
-def _spread(features: Sequence[NDArray[np.float32]], ran: Chosen) -> NDArray[np.float32]:
-    """From the features of the images that ran, per task, to (T, n, d) with 0 elsewhere."""
-    out = np.zeros((*ran.T.shape, features[0].shape[1]), np.float32)
-    for own, rows, values in zip(out, ran.T, features, strict=True):
-        own[rows] = values
+def _of_parent(features: Features, parent: Model, ran: Chosen | None) -> Features:
+    """The features of the parent's networks."""
+    turned = features.turned if parent.rule.rotations > 1 else None
+    return replace(
+        features,
+        tasks=features.tasks[: len(parent.tasks)],
+        ran=ran,
+        turned=None if turned is None else turned[:, : len(parent.tasks)],
+    )
+
+
+def _task_features(
+    tokens: TokenCache, model: Model, keys: Sequence[str], needed: Chosen, view: int
+) -> NDArray[np.float32]:
+    """(T, n, d) under the networks that are needed, 0 elsewhere."""
+    networks = [tensors_of(task) for task in model.tasks]
+    if needed.all():
+        return tokens.features_of_all(keys, networks, view=view)
+    out = np.zeros((*needed.T.shape, tokens.backbone.spec.dimensions), np.float32)
+    for own, rows, network in zip(out, needed.T, networks, strict=True):
+        own[rows] = tokens.features([key for key, row in zip(keys, rows, strict=True) if row], network, view=view)
     return out
 
 
@@ -132,17 +154,6 @@ def _few_of_each_class(labels: Mapping[str, str], held_out: Container[str], sett
             by_class.setdefault(name, []).append(key)
     chosen = spread_over_classes(by_class, settings.recipe.network_images)
     return {key for keys in chosen.values() for key in keys}
-
-
-def choose_images(samples: Samples, most: int, rng: np.random.Generator) -> dict[str, str]:
-    """Kept images, key -> class: at most `most`, the same number of each class, held-out ones first."""
-    by_class: dict[str, list[str]] = {name: [] for name in samples.memory}
-    for sample in samples.held_out:
-        by_class.setdefault(sample.label, []).append(sample.key)
-    for name, keys in samples.memory.items():
-        by_class[name] += [keys[i] for i in rng.permutation(len(keys)) if keys[i] not in by_class[name]]
-    quota = max(1, most // max(len(by_class), 1))
-    return {key: name for name, keys in by_class.items() for key in keys[:quota]}
 
 
 def simulated_auc(novelty: Novelty, simulations: Sequence[tuple[Floats, Floats]]) -> float | None:

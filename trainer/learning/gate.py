@@ -29,7 +29,7 @@ class TaskReport:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a version reports of itself, all of it measured on left-out images: fresh images should confirm it."""
+    """What a version reports of itself, measured on left-out images, or draws: fresh images should confirm it."""
 
     tasks: tuple[TaskReport, ...]
     reasons: tuple[str, ...]  # why the version is rejected; empty if it is accepted
@@ -37,6 +37,7 @@ class Verdict:
     novelty_auc: float | None = None  # known images against images of classes that were left out in turn
     advice: Advice = field(default_factory=Advice)  # what would help the next version
     networks: NetworkGain | None = None  # what they add to the class decision; None if it was not compared
+    drawn: int = 0  # of the images behind these figures and both decisions, draws from class statistics
 
     @property
     def accepted(self) -> bool:
@@ -62,24 +63,28 @@ def judge(
     """
     new = _measure(model, after, labels)
     old = _measure(parent, before, labels) if parent and before else []
-    reports = []
+    reports, images = [], _own_images(model, labels).sum(axis=1).tolist()
     for k, task in enumerate(model.tasks):
         accuracy_before, auc_before = old[k] if k < len(old) else (None, None)
         accuracy_after, auc_after = new[k]
-        images = sum(label in task.classes for label in labels)
-        reports.append(TaskReport(k, task.classes, images, accuracy_before, accuracy_after, auc_before, auc_after))
+        reports.append(TaskReport(k, task.classes, images[k], accuracy_before, accuracy_after, auc_before, auc_after))
     accuracy = float(is_correct(model, after, labels).mean()) if len(labels) else None
     return Verdict(tuple(reports), tuple(_reasons(reports, settings)), accuracy, novelty_auc)
 
 
 def _measure(model: Model, evidence: Evidence, labels: Sequence[str]) -> list[tuple[float | None, float | None]]:
     """Accuracy and AUC of each task."""
-    correct, measured = is_correct(model, evidence, labels), []
-    for k, task in enumerate(model.tasks):
-        own = np.array([label in task.classes for label in labels], bool)
-        accuracy = float(correct[own].mean()) if own.any() else None
-        measured.append((accuracy, task_auc(model, evidence, labels, k)))
-    return measured
+    correct, own = is_correct(model, evidence, labels), _own_images(model, labels)
+    accuracies = [float(correct[rows].mean()) if rows.any() else None for rows in own]
+    return list(zip(accuracies, task_aucs(model, evidence, labels), strict=True))
+
+
+def _own_images(model: Model, labels: Sequence[str]) -> NDArray[np.bool_]:
+    """Which images belong to each task: (T, n)."""
+    task_of = {name: k for k, task in enumerate(model.tasks) for name in task.classes}
+    tasks = np.array([task_of.get(label, -1) for label in labels], np.int64)
+    out: NDArray[np.bool_] = np.arange(len(model.tasks))[:, None] == tasks
+    return out
 
 
 def _reasons(reports: Sequence[TaskReport], settings: LearnerSettings) -> list[str]:
@@ -109,12 +114,11 @@ def is_correct(model: Model, evidence: Evidence, labels: Sequence[str]) -> NDArr
     return np.array([model.classes[b] == label for b, label in zip(best, labels, strict=True)], bool)
 
 
-def task_auc(model: Model, evidence: Evidence, labels: Sequence[str], task: int) -> float | None:
-    """AUC_k of the paper: task k's own score, its images against all others."""
-    start = int(np.searchsorted(model.task_of_class, task))
-    scores = model.rule.log_scores(evidence)[:, start : start + len(model.tasks[task].classes)].max(axis=1)
-    own = np.array([label in model.tasks[task].classes for label in labels], bool)
-    return auc(scores[own], scores[~own])
+def task_aucs(model: Model, evidence: Evidence, labels: Sequence[str]) -> list[float | None]:
+    """AUC_k of the paper for every task: its own score, its images against all others."""
+    starts = np.cumsum((0, *model.counts[:-1]))
+    best = np.maximum.reduceat(model.rule.log_scores(evidence), starts, axis=1)
+    return [auc(best[own, k], best[~own, k]) for k, own in enumerate(_own_images(model, labels))]
 
 
 def auc(positive: NDArray[np.floating], negative: NDArray[np.floating]) -> float | None:

@@ -6,13 +6,14 @@ amount of the identity stays that of all images, because fresh images will be sc
 are the same for all folds.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from models.inference.evidence import Floats, FrozenScores, cosine, span_basis, span_distance
+from models.inference.evidence import Array, Floats, FrozenScores, cosine, distance, distance_in_span, lengths_in_span
 from models.inference.frozen import FrozenStatistics, inverse_root
 from trainer.learning.likeness import likeness_groups
 
@@ -27,23 +28,23 @@ class LeaveOut:
     features: NDArray[np.float32]  # (n, f)
     expanded: NDArray[np.float32]  # (n, M)
     columns: Indices  # (n,), the class of each image, as a column of the scores
-    _products_at: dict[float, Floats] = field(default_factory=dict)
+    _whitened_at: dict[float, tuple["_Rows", "_Rows"]] = field(default_factory=dict)
 
     @cached_property
     def likeness(self) -> Indices:
         """The likeness group of each image: (n,)."""
         return likeness_groups(self.features, self.columns)
 
-    def _products(self, freedom: float) -> Floats:
-        """Inner products in the whitened space, (n + C, n + C): images about their class means, then class means."""
-        if freedom not in self._products_at:
+    def _rows(self, freedom: float) -> tuple["_Rows", "_Rows"]:
+        """Whitened rows of the whole feature, and of its first part, whose whitened dimensions are the first ones."""
+        if freedom not in self._whitened_at:
             statistics = self.statistics
-            rows = np.concatenate(
-                [self.features - statistics.means[self.columns], statistics.means - statistics.centre]
-            ).astype(np.float32)
-            whitened = rows @ inverse_root(statistics.covariance(freedom).astype(np.float32)).T
-            self._products_at[freedom] = (whitened @ whitened.T).astype(np.float64)
-        return self._products_at[freedom]
+            root = inverse_root(statistics.covariance(freedom).astype(np.float32))
+            images = (self.features - statistics.means[self.columns]).astype(np.float32) @ root.T
+            means = (statistics.means - statistics.centre).astype(np.float32) @ root.T
+            first = slice(statistics.output)
+            self._whitened_at[freedom] = _Rows.of(images, means), _Rows.of(images[:, first], means[:, first])
+        return self._whitened_at[freedom]
 
     @cached_property
     def _ridge_products(self) -> tuple[Floats, Floats]:
@@ -63,74 +64,138 @@ class LeaveOut:
         """
         counts = self.statistics.counts
         remaining = np.setdiff1d(np.arange(len(counts)), classes)
-        # Which share of a removed image the mean of its class loses: (images, remaining classes).
-        member = (self.columns[images][:, None] == remaining).astype(np.float64)
-        left = counts[remaining] - member.sum(axis=0)
+        touched, member = np.unique(self.columns[images], return_inverse=True)
+        left = counts[touched] - np.bincount(member, minlength=len(touched))
         whole = np.flatnonzero(np.isin(self.columns, classes))
-        removed = _Removed(images, member, member / left, remaining, whole, left)
-        distances, cosines, span_distances = self._gaussian(scored, removed, freedom or self.statistics.freedom)
-        return FrozenScores(distances, cosines, self._ridge(scored, removed), span_distances)
+        removed = _Removed(images, np.searchsorted(remaining, touched), member, left, remaining, whole)
+        freedom = freedom or self.statistics.freedom
+        part = np.unique(np.concatenate([scored, images, whole]))  # the images that take part
+        places = [np.searchsorted(part, rows) for rows in (scored, images, whole)]
+        local = replace(removed, images=places[1], whole=places[2])
+        feature, output = (
+            self._whitened(own.products(part), self.columns[part], places[0], local, freedom)
+            for own in self._rows(freedom)
+        )
+        inside = lengths_in_span(feature.products, (feature.means + feature.means.T) / 2)
+        return FrozenScores(
+            distance(feature.products, feature.lengths, feature.squares),
+            cosine(feature.products, feature.lengths, feature.squares),
+            self._ridge(scored, removed),
+            distance_in_span(inside, feature.products, feature.lengths, feature.squares),
+            distance(output.products, output.lengths, output.squares),
+            cosine(output.products, output.lengths, output.squares),
+        )
 
-    def _gaussian(self, scored: Indices, removed: "_Removed", freedom: float) -> tuple[Floats, Floats, Floats]:
-        products, n = self._products(freedom), len(self.columns)
-        means = products[n + removed.remaining] - removed.loss.T @ products[removed.images]  # (C', n + C)
+    def _whitened(
+        self, products: Floats, columns: Indices, scored: Indices, removed: "_Removed", freedom: float
+    ) -> "_Whitened":
+        """From the products of n images with these classes and of the C class means: (n + C, n + C)."""
+        n = len(columns)
+        means = removed.without(products[n + removed.remaining], products[removed.images])  # (C', n + C)
         centre = means.mean(axis=0)
 
-        def with_plain_means(block: Floats) -> Floats:
-            """Products with the means of the remaining classes: (k, n + C) -> (k, C')."""
-            out: Floats = block[:, n + removed.remaining] - block[:, removed.images] @ removed.loss
-            return out
+        def with_means(block: Floats) -> tuple[Floats, Floats]:
+            """Products with the centred means of the remaining classes, (k, n + C) -> (k, C'), and their centre."""
+            plain = removed.without(block[:, n + removed.remaining].T, block[:, removed.images].T).T
+            mean: Floats = plain.mean(axis=1, keepdims=True)
+            return plain - mean, mean
 
-        def with_means(block: Floats) -> Floats:
-            """Products with the centred means of the remaining classes: (k, n + C) -> (k, C')."""
-            plain = with_plain_means(block)
-            out: Floats = plain - plain.mean(axis=1, keepdims=True)
-            return out
-
-        def with_scored(block: Floats) -> Floats:
-            """Products with the centred scored images: (k, n + C) -> (k, s)."""
-            centres = with_plain_means(block).mean(axis=1, keepdims=True)
-            out: Floats = block[:, scored] + block[:, n + self.columns[scored]] - centres
-            return out
-
-        x = products[scored] + products[n + self.columns[scored]] - centre  # (s, n + C)
-        means = means - centre
+        x = products[scored] + products[n + columns[scored]] - centre  # (s, n + C)
+        inner, own_centre = with_means(x)
+        lengths = x[np.arange(len(scored)), scored] + x[np.arange(len(scored)), n + columns[scored]]
+        lengths = lengths[:, None] - own_centre
+        between, _ = with_means(means - centre)
         # The scatter loses the rows `out`, so the covariance loses share * out' out.
         out = removed.rows(products)  # (v, n + C)
         share = (1 - self.statistics.shrinkage) / freedom
-        core = share * np.linalg.inv(np.eye(len(out)) - share * removed.rows(out.T[:n]).T)
-        out_x, out_means = with_scored(out), with_means(out)  # (v, s), (v, C')
-        between = with_means(means) + out_means.T @ (core @ out_means)
-        lengths = (with_scored(x).diagonal() + (out_x * (core @ out_x)).sum(axis=0))[:, None]
-        inner = with_means(x) + out_x.T @ core @ out_means
-        squares = between.diagonal()
-        distances = np.sqrt(np.maximum(lengths + squares - 2 * inner, 0.0))
-        basis = span_basis((between + between.T) / 2)
-        return distances, cosine(inner, lengths, squares), span_distance(inner, basis, lengths, squares)
+        out_means, out_centre = with_means(out)  # (v, C')
+        out_x = out[:, scored] + out[:, n + columns[scored]] - out_centre  # (v, s)
+        left = np.eye(len(out)) - share * removed.rows(out.T[:n]).T
+        solved = share * np.linalg.solve(left, np.concatenate([out_x, out_means], axis=1))
+        core_x, core_means = solved[:, : len(scored)], solved[:, len(scored) :]
+        return _Whitened(
+            inner + out_x.T @ core_means,
+            lengths + (out_x * core_x).sum(axis=0)[:, None],
+            between + out_means.T @ core_means,
+        )
 
     def _ridge(self, scored: Indices, removed: "_Removed") -> Floats:
         products, predictions = self._ridge_products
         out = np.concatenate([removed.images, removed.whole])
-        moments = predictions[:, removed.remaining] - products[:, removed.images] @ removed.member  # (n, C')
+
+        def moments(rows: Indices) -> Floats:
+            """Ridge scores of images without the removed images as examples of their classes: (rows, C')."""
+            plain = predictions[np.ix_(rows, removed.remaining)]
+            np.subtract.at(plain.T, removed.touched[removed.member], products[np.ix_(rows, removed.images)].T)
+            return plain
+
         core = np.eye(len(out)) - products[np.ix_(out, out)]
-        change = np.linalg.solve(core, moments[out]) if len(out) else np.zeros((0, moments.shape[1]))
-        result: Floats = moments[scored] + products[np.ix_(scored, out)] @ change
+        change = np.linalg.solve(core, moments(out)) if len(out) else np.zeros((0, len(removed.remaining)))
+        result: Floats = moments(scored) + products[np.ix_(scored, out)] @ change
         return result
+
+
+class _Rows(NamedTuple):
+    """Whitened images about their class means, and class means; products that every fold needs are computed once."""
+
+    images: Array  # (n, f)
+    of_images: Floats  # (n, C), their inner products with the means
+    of_means: Floats  # (C, C)
+
+    @classmethod
+    def of(cls, images: Array, means: Array) -> "_Rows":
+        return cls(images, (images @ means.T).astype(np.float64), (means @ means.T).astype(np.float64))
+
+    def products(self, part: Indices) -> Floats:
+        """Inner products of some images, then of all class means: (part + C, part + C)."""
+        rows, with_means = self.images[part], self.of_images[part]
+        return np.block([[(rows @ rows.T).astype(np.float64), with_means], [with_means.T, self.of_means]])
+
+
+class _Whitened(NamedTuple):
+    """Inner products of s scored images and C' class means, both centred and whitened."""
+
+    products: Floats  # (s, C')
+    lengths: Floats  # (s, 1), squared, of the images
+    means: Floats  # (C', C'), of the means with each other
+
+    @property
+    def squares(self) -> Floats:
+        """Squared lengths of the means: (C',)."""
+        return self.means.diagonal()
 
 
 @dataclass(frozen=True)
 class _Removed:
-    """What is left out, for s scored images and C' remaining classes."""
+    """What is left out. Few of the C' remaining classes lose images in a fold: the others need no work."""
 
     images: Indices  # of remaining classes
-    member: Floats  # (images, C'), 1 for the class of each
-    loss: Floats  # (images, C'), the mean of the class loses this share of the image's deviation
+    touched: Indices  # (t,), the remaining classes that lose images, as places in `remaining`
+    member: Indices  # (images,), the class of each image, as a place in `touched`
+    left: Indices  # (t,), images that remain of these classes
     remaining: Indices  # (C',)
     whole: Indices  # images of the removed classes
-    left: Floats  # (C',), images that remain
+
+    def without(self, classes: Floats, images: Floats) -> Floats:
+        """Rows per class (C', k), those of class means, after the classes have lost images with these rows."""
+        out = classes.copy()
+        out[self.touched] -= self._summed(images) / self.left[:, None]
+        return out
 
     def rows(self, products: Floats) -> Floats:
         """The rows of the removed scatter, as combinations of the images' rows of `products`."""
-        # Removing the images of a class also moves its mean, by the last of these terms.
-        moved = (self.member / np.sqrt(self.left)).T @ products[self.images]
-        return np.concatenate([products[self.images], moved, products[self.whole]])
+        # Removing the images of a class also moves its mean, which takes another row. That of a single image is
+        # parallel to the image's own, so both are one longer row.
+        several = np.bincount(self.member, minlength=len(self.touched)) > 1
+        length = np.where(several, 1.0, np.sqrt(1 + 1 / self.left))[self.member]
+        own = products[self.images]
+        shifts = self._summed(own)[several] / np.sqrt(self.left[several])[:, None]
+        return np.concatenate([own * length[:, None], shifts, products[self.whole]])
+
+    def _summed(self, images: Floats) -> Floats:
+        """The sum of the images' rows per class that loses some: (t, k)."""
+        if len(images) == 0:
+            return np.zeros((0, images.shape[1]))
+        order = np.argsort(self.member, kind="stable")
+        out: Floats = np.add.reduceat(images[order], np.searchsorted(self.member[order], np.arange(len(self.touched))))
+        return out

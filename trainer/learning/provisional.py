@@ -3,7 +3,7 @@
 The frozen statistics of a class follow from its images at once, so a new class can answer before a network is trained.
 In a provisional version all classes are compared by the same evidence, the frozen one: the rule has the prior's
 weights for it, and none for the networks. The novelty decision weighs frozen evidence in any case; it is fitted as in a
-learned version, on fewer images.
+learned version, on the same images.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,15 +21,13 @@ from models.inference.stored_model import ClosedForm
 from tasks.errors import BatchError
 from trainer.learning.advice import frozen_rule
 from trainer.learning.calibration import Target, fit_novelty, prior_weights
-from trainer.learning.evaluation import choose_images, simulated_auc
-from trainer.learning.leave_out import LeaveOut
-from trainer.learning.memory import Samples, with_batch
-from trainer.learning.reproducibility import random_stream
+from trainer.learning.division import divide
+from trainer.learning.draws import check_summed_batch, with_draws
+from trainer.learning.evaluation import simulated_auc
+from trainer.learning.left_out_evidence import left_out_evidence
+from trainer.learning.memory import Samples, corrections, unseen
 from trainer.learning.settings import LearnerSettings
-from trainer.learning.simulation import left_out_scores, simulated_novelty
 from trainer.learning.tokens import TokenCache
-
-CALIBRATION_IMAGES = 500  # a few hundred set a threshold; more would take seconds
 
 Images = Mapping[str, Sequence[str]]  # class -> image keys
 
@@ -41,6 +39,7 @@ class ProvisionalModel:
     samples: Samples  # of the learned tasks, and the pending images
     accuracy: float | None  # over all classes, on left-out images
     novelty_auc: float | None
+    drawn: int  # of the images behind these figures, draws from class statistics
     reasons: tuple[str, ...]  # why it should not answer; empty if it may
 
 
@@ -53,26 +52,29 @@ def provisional_model(
     """
     added = _Added(learned.frozen, list(learned.classes))
     pending_classes, after = [], samples
+    if settings.draws:
+        after = with_draws(tokens, learned, samples, (), settings)
     for images in pending.values():
-        after, corrected, fresh = with_batch(after, images)
+        corrected = corrections(images, after)
+        after = after.without(corrected)
+        fresh = unseen(images, after)
+        if settings.draws:
+            check_summed_batch(fresh, corrected, after)
         added.change(tokens, corrected, -1)
         if new := tuple(name for name in fresh if name not in added.classes):
             pending_classes.append(new)
         added.change(tokens, {key: name for name, keys in fresh.items() for key in keys}, 1, new)
+        after = divide(tokens, after, fresh, settings).kept
     model = replace(learned, frozen=added.frozen, pending=tuple(pending_classes), rule=Rule("provisional", {}))
-    rng = random_stream(settings.seed, "provisional", *pending)
-    labels = choose_images(after, min(CALIBRATION_IMAGES, settings.recipe.calibration_images), rng)
-    column = {name: c for c, name in enumerate(model.classes)}
-    columns = np.array([column[name] for name in labels.values()], np.int64)
-    kept = LeaveOut(model.frozen, *tokens.frozen(list(labels)), columns)
-    left_out = left_out_scores(kept, rng)
+    left = left_out_evidence(tokens, model, after, settings, again=True)
+    left_out, columns, simulations = left.scores, left.kept.columns, left.simulations
     rows = np.asarray(~np.isnan(left_out.ridge).any(axis=1))
     if not rows.any():
         raise BatchError(["no class has two images: add images, to calibrate on"])
     prior = settings.recipe.prior
     rule = frozen_rule(Rule("provisional", prior_weights(left_out.rows(rows), prior)), left_out, columns)
-    simulations = simulated_novelty(kept, rng)
-    novelty = fit_novelty(left_out, simulations, prior, Target(settings.accept, settings.flag))
+    target = Target(settings.accept, settings.flag)
+    novelty = fit_novelty(left_out, simulations, prior, target, left.drawn)
     correct = _correct(rule, left_out.rows(rows), columns[rows])
     return ProvisionalModel(
         replace(model, rule=rule, novelty=novelty),
@@ -80,6 +82,7 @@ def provisional_model(
         replace(samples, pending={task: _as_tuples(images) for task, images in pending.items()}),
         accuracy=float(correct.mean()),
         novelty_auc=simulated_auc(novelty, simulations) if simulations else None,
+        drawn=int(left.drawn.sum()),
         reasons=_reasons(rule, left_out.rows(rows), columns[rows], len(learned.classes), settings),
     )
 

@@ -1,5 +1,6 @@
 """Left-out evidence: of known images by folds, of simulated novelty by leaving out a part of the classes in turn."""
 
+import math
 from dataclasses import fields
 
 import numpy as np
@@ -9,7 +10,9 @@ from models.inference.novelty import frozen_summaries
 from trainer.learning.leave_out import LeaveOut
 from trainer.learning.likeness import assign_folds
 
-FOLDS = 40  # an image is then left out with few others: fewer folds give larger distances than fresh images have
+# An image is left out with few others: fewer folds, if all images were kept, would give larger distances than fresh
+# images have. Folds of the same share of the images in the statistics suffice where few of them are kept.
+FOLDS, LEAST_FOLDS = 40, 5
 CLASS_GROUPS = 4  # a quarter of the classes is left out in turn
 NONE = np.zeros(0, np.int64)
 
@@ -19,7 +22,9 @@ def left_out_scores(kept: LeaveOut, rng: np.random.Generator) -> FrozenScores:
 
     An image whose class has no other one is not left out. NaN marks its row.
     """
-    folds = assign_folds(kept.columns, kept.likeness, FOLDS, rng)
+    at_hand = len(kept.columns) / int(kept.statistics.counts.sum())
+    count = max(LEAST_FOLDS, math.ceil(FOLDS * at_hand))
+    folds = assign_folds(kept.columns, kept.likeness, count, rng)
     shape = (len(kept.columns), len(kept.statistics.counts))
     out = FrozenScores(*(np.full(shape, np.nan) for _ in fields(FrozenScores)))
     used = np.unique(folds[folds >= 0])

@@ -18,7 +18,7 @@ from trainer.learning.settings import LearnerSettings
 
 def scores_of(ridge: Any) -> FrozenScores:
     given = np.array(ridge, float)
-    return FrozenScores(-given, given, given, -given)
+    return FrozenScores(-given, given, given, -given, -given, given)
 
 
 def test_the_margin_includes_the_own_task_of_the_asked_share_of_images() -> None:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from models.inference.evidence import FrozenScores
+from models.inference.novelty import SUMMARIES
 from models.inference.rules import Rule
 from tests.support.evidence import frozen_evidence
 from trainer.learning.calibration import Target, falling_p_novel, fit_novelty, paper_novelty
@@ -16,9 +17,15 @@ PRIOR = np.array([1.0, 2.0])
 def test_p_novel_falls_also_where_simulated_novel_images_score_above_known_ones(shift: float) -> None:
     rng = np.random.default_rng(0)
     left_out = FrozenScores(
-        rng.uniform(1, 3, (40, 3)), rng.uniform(-1, 1, (40, 3)), rng.normal(0, 1, (40, 3)), rng.uniform(1, 2, (40, 3))
+        rng.uniform(1, 3, (40, 3)),
+        rng.uniform(-1, 1, (40, 3)),
+        rng.normal(0, 1, (40, 3)),
+        rng.uniform(1, 2, (40, 3)),
+        rng.uniform(1, 3, (40, 3)),
+        rng.uniform(-1, 1, (40, 3)),
     )
-    known, novel = rng.normal(0, 1, (40, 6)), rng.normal(shift, 1, (40, 6))
+    size = (40, len(SUMMARIES) - 1)
+    known, novel = rng.normal(0, 1, size), rng.normal(shift, 1, size)
     novelty = fit_novelty(left_out, [(known, novel)], Prior(), Target())
     assert novelty.logistic[0] > 0
     scores = np.sort(rng.normal(0, 5, 200))

