@@ -1,4 +1,4 @@
-"""Learn one task: Algorithm 1 of MORE, from a labelled batch to a model that the gate has judged."""
+"""Learn one task, by Algorithm 1 of MORE or without replay: from a labelled batch to a model that the gate judged."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,29 +16,19 @@ from models.network.adapted_blocks import tensors_of
 from models.network.backbone import Backbone
 from models.versions.edits import label_of
 from tasks.errors import BatchError
-from trainer.learning.adapter_units import grow_adapters, initial_adapters
-from trainer.learning.back_update import BackUpdate, update_heads
+from trainer.learning.back_update import BackUpdate, heads_to_update, update_heads
 from trainer.learning.checkpoint import Checkpoint
+from trainer.learning.division import divide
+from trainer.learning.draws import check_summed_batch, with_draws
 from trainer.learning.evaluation import evaluate
 from trainer.learning.gate import Verdict
-from trainer.learning.likeness import likeness_groups
-from trainer.learning.memory import (
-    HeldOut,
-    Samples,
-    check_size,
-    corrections,
-    limit_held_out,
-    merged,
-    remember,
-    split,
-    spread_over_classes,
-    unseen,
-)
+from trainer.learning.memory import Samples, check_size, corrections, merged, spread_over_classes, unseen
+from trainer.learning.methods import Method, TaskData, method_of
 from trainer.learning.progress import Progress
 from trainer.learning.reproducibility import random_stream
 from trainer.learning.settings import LearnerSettings
 from trainer.learning.tokens import TokenCache
-from trainer.learning.train_task import TaskData, image_passes, train_task
+from trainer.learning.train_task import image_passes, train_task
 
 Images = Mapping[str, Sequence[str]]  # class -> image keys
 
@@ -62,11 +52,15 @@ class Learner:
     def backbone(self) -> Backbone:
         return self.tokens.backbone
 
+    @property
+    def method(self) -> Method:
+        return method_of(self.settings)
+
     def empty(self) -> Model:
         """A model without tasks."""
         spec = self.backbone.spec
-        frozen = FrozenStatistics.empty(spec.frozen.size, spec.frozen.expanded)
-        shared = initial_adapters(self.backbone.adapters, spec.dimensions, self.settings)
+        frozen = FrozenStatistics.empty(spec.frozen.size, spec.frozen.expanded, spec.frozen.output_size)
+        shared = self.method.initial(self.backbone.adapters, spec.dimensions, self.settings)
         return Model(shared, (), frozen, Rule(), Novelty.empty())
 
     def learn(
@@ -81,6 +75,8 @@ class Learner:
         corrected = corrections(images, samples)
         samples = samples.without(corrected)
         unseen_images = unseen(images, samples)
+        if self.settings.draws:
+            check_summed_batch(unseen_images, corrected, samples)
         known = {name: keys for name, keys in unseen_images.items() if name in parent.classes}
         new = {name: keys for name, keys in unseen_images.items() if name not in parent.classes}
         if new and not parent.tasks and max(len(keys) for keys in new.values()) == 1:
@@ -88,61 +84,39 @@ class Learner:
         rng = random_stream(self.settings.seed, "task", len(parent.tasks), *sorted(images))
         self._prepare_tokens(parent, samples, images, new, progress)
         parent = self._without(parent, corrected)
+        if self.settings.draws:
+            samples = with_draws(self.tokens, parent, samples, _keys(images), self.settings)
+        trained, kept = divide(self.tokens, samples, unseen_images, self.settings)
+        extension, trained = ({name: trained[name] for name in part} for part in (known, new))
 
         # Images of known classes
-        extension, held_out = self._split(known, rng)
         model = self._extend(parent, extension)
         # Algorithm 1: model training and statistics of the new task
-        trained: dict[str, list[str]] = {}
         if new:
-            replay = [*_keys(samples.memory), *_keys(extension)] if self.settings.recipe.replay else []
-            trained, new_held_out = self._split(new, rng)
+            replay = [*_keys(samples.memory), *_keys(extension)] if self.method.replays else []
             model = self._new_task(model, trained, replay, checkpoint, progress)
-            held_out += new_held_out
         new_head = model.tasks[-1].head if new else None
         model = self._with_frozen(model, unseen_images)
         # Algorithm 1: back-updating
-        if self.settings.recipe.back_update:
+        if self.method.replays and self.settings.recipe.back_update:
             memory = merged(samples.memory, extension)
             model = self._back_update(model, len(parent.tasks), memory, extension, _keys(trained), rng, progress)
-        # The images to keep, and the gate
-        kept_out = limit_held_out([*samples.held_out, *held_out], self._most_held_out, rng)
-        memory = remember(
-            samples.memory,
-            {**extension, **trained},
-            kept_out,
-            self.settings.keep_per_class,
-            self.settings.replay_size,
-            rng,
-        )
-        kept = Samples(memory, kept_out, merged(samples.seen, unseen_images))
+        # The two decisions, and the gate
         model, verdict = evaluate(self.tokens, parent, model, kept, self.settings, rng)
         progress.report("evaluating", 1, 1, len(kept.held_out) * len(model.tasks))
-        return Learned(model, kept, verdict, new_head)
-
-    @property
-    def _most_held_out(self) -> int:
-        """Of each class: the larger part of the kept images is for replay."""
-        return max(1, self.settings.keep_per_class // 2)
-
-    def _split(self, images: Images, rng: np.random.Generator) -> tuple[dict[str, list[str]], list[HeldOut]]:
-        """(images for the networks, held-out images)"""
-        keys = _keys(images)
-        labels = np.repeat(np.arange(len(images)), [len(own) for own in images.values()])
-        groups = likeness_groups(self.tokens.frozen(keys)[0], labels)
-        group_of = dict(zip(keys, groups.tolist(), strict=True))
-        return split(images, group_of, self.settings.recipe.hold_out, self._most_held_out, rng)
+        return Learned(model, kept.hashes_only() if self.settings.draws else kept, verdict, new_head)
 
     def _prepare_tokens(self, parent: Model, samples: Samples, images: Images, new: Images, progress: Progress) -> None:
         """Plan the progress of the whole task, counted in images, and compute the trunk's tokens."""
-        replay = _keys(samples.memory)
+        replay = _keys(samples.memory) if self.method.replays else []
         needed = sorted({*samples.learned_keys, *_keys(images)})
         trained_on = sorted({*_keys(images), *replay})
-        total = len(needed) + (self.settings.views - 1) * len(trained_on)
+        views = [view for view in self.method.objective.views(self.settings) if view]
+        total = len(needed) + len(views) * len(trained_on)
         # Back-updating and evaluating pass about every image through every task's network.
         progress.plan(total + len(needed) * (len(parent.tasks) + 1))
         if new:
-            data = TaskData(_keys(new), [], len(new), replay if self.settings.recipe.replay else [])
+            data = TaskData(_keys(new), [], len(new), replay)
             progress.plan(image_passes(data, self.settings))
         done = 0
 
@@ -152,7 +126,7 @@ class Learner:
             progress.report("reading", done, total, images)
 
         self.tokens.prepare(needed, on_done=on_done)
-        self.tokens.prepare(trained_on, self.settings.views, on_done)
+        self.tokens.prepare(trained_on, views, on_done)
 
     def _extend(self, model: Model, extension: Images) -> Model:
         """Add images of known classes to the statistics of their tasks; the networks stay."""
@@ -190,14 +164,15 @@ class Learner:
         """Train the network of the new classes and add the task with its statistics (Algorithm 1, last line)."""
         # The first task's update holds everything: adapters without a task are not stored.
         before = model.shared if model.tasks else SharedAdapters.empty(*model.shared.used2.shape)
-        shared = grow_adapters(model.shared, self.settings)
+        shared = self.method.grown(model.shared, self.settings)
         labels = np.repeat(np.arange(len(train)), [len(keys) for keys in train.values()])
         data = TaskData(_keys(train), labels.tolist(), len(train), replay)
         trained = train_task(
             self.tokens, shared, data, self.settings, f"task {len(model.tasks) + 1}", checkpoint, progress
         )
-        z = self.tokens.features(data.keys, trained.tensors)
-        tensors = [tensor.numpy() for tensor in trained.tensors]
+        network = trained.network
+        z = self.tokens.features(data.keys, network.tensors)
+        tensors = [tensor.numpy() for tensor in network.tensors]
         task = TaskModel(
             classes=tuple(train),
             adapters=Adapters(*tensors[:4]),
@@ -206,9 +181,10 @@ class Learner:
             head=trained.head,
             gaussians=Gaussians.fit(z, labels, data.classes),
             sums=TaskSums.empty(self.backbone.spec.frozen.size, self.backbone.spec.frozen.expanded),
-            update=AdapterUpdate.between(before, trained.shared),
+            update=AdapterUpdate.between(before, network.shared),
+            supermask=network.supermask,
         )
-        return replace(model, shared=trained.shared, tasks=(*model.tasks, task))
+        return replace(model, shared=network.shared, tasks=(*model.tasks, task))
 
     def _back_update(
         self,
@@ -220,7 +196,7 @@ class Learner:
         rng: np.random.Generator,
         progress: Progress,
     ) -> Model:
-        """Update every earlier head after a new task; without `new_images`, the heads of the extended classes only.
+        """Update earlier heads after a new task; without `new_images`, the heads of the extended classes only.
 
         `memory` holds the images of all earlier classes, those of the extension included. Each head sees the features
         of its own task's network; the research code takes those of the first task for every head, which is a bug.
@@ -229,22 +205,25 @@ class Learner:
         quota = self.settings.keep_per_class
         size = sum(len(keys) or quota for keys in memory.values())  # |M|
         selected = [new_images[i] for i in rng.permutation(len(new_images))[:size]]
-        updated = [
-            (j, task)
-            for j, task in enumerate(model.tasks[:earlier_tasks])
-            if new_images or any(name in extension for name in task.classes)
-        ]
-        updates = (self._back_update_of(model, task, memory, selected, rng) for _, task in updated)
+        extended = {k for k, task in enumerate(model.tasks) if any(name in extension for name in task.classes)}
+        disturbed = heads_to_update(model, earlier_tasks, self.settings.recipe.back_heads) if new_images else []
+        updated = sorted({*disturbed, *(extended & {*range(earlier_tasks)})})
+        updates = (self._back_update_of(model, model.tasks[k], memory, selected, rng) for k in updated)
         heads: dict[int, Head] = {}
-        for (j, _), head in zip(updated, update_heads(updates, self.settings, rng), strict=True):
-            heads[j] = head
-            progress.report("back-updating", j + 1, earlier_tasks, size + len(selected))
+        for k, head in zip(updated, update_heads(updates, self.settings, rng), strict=True):
+            heads[k] = head
+            progress.report("back-updating", len(heads), len(updated), size + len(selected))
         return model.with_heads(heads)
 
     def _back_update_of(
-        self, model: Model, task: TaskModel, memory: Images, selected: list[str], rng: np.random.Generator
+        self,
+        model: Model,
+        task: TaskModel,
+        memory: Images,
+        selected: list[str],
+        rng: np.random.Generator,
     ) -> BackUpdate:
-        """What one earlier head is trained on."""
+        """What one earlier head is trained on; `selected` are images of the new task, which are `ood`."""
         own = [(key, c) for c, name in enumerate(task.classes) for key in memory.get(name, ())]
         labels_of_task = {label_of(name, model.aliases) for name in task.classes} - {None}
         foreign = [
@@ -256,7 +235,7 @@ class Learner:
         z_new = self.tokens.features(selected, tensors_of(task), store=False)  # few of them are needed again
         stands_for = [len(memory[name]) / max(len(keys), 1) for name, keys in kept.items() for _ in keys]
         z_others = np.concatenate([z_kept, z_new])
-        weights = np.array([*stands_for, *([1.0] * len(selected))], np.float64)
+        weights = np.array([*stands_for, *([1.0] * len(z_new))], np.float64)
         labels = np.array([c for _, c in own], np.int64)
         # A head that sees no image of a class unlearns it: draws stand for classes whose images were all deleted.
         deleted = np.setdiff1d(np.arange(len(task.classes)), labels).repeat(self.settings.keep_per_class)

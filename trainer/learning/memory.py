@@ -7,7 +7,7 @@ next version. The closed-form statistics use both, because an image can be subtr
 
 from collections import Counter
 from collections.abc import Collection, Container, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -71,8 +71,14 @@ class Samples:
         held_out = tuple(sample for sample in self.held_out if sample.key not in keys)
         return replace(self, memory=memory, held_out=held_out, seen=seen)
 
+    def hashes_only(self) -> Self:
+        """The samples without images to keep; every class stays in the memory."""
+        return replace(self, memory=dict.fromkeys(self.memory, ()), held_out=())
+
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        """Without copies of the keys: there are thousands."""
+        parts = {"memory": self.memory, "seen": self.seen, "pending": self.pending}
+        return {**parts, "held_out": [{"key": sample.key, "label": sample.label} for sample in self.held_out]}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
