@@ -7,6 +7,8 @@
     │   ├── LargeImage          decodes slowly, where only small images are decoded: decode it elsewhere
     │   └── BrokenImage         a supported format, but it cannot be decoded
     ├── BackboneError         no backbone can be loaded, or it is not the recorded one
+    ├── KeepError             the data folder keeps more or less of its images than asked for
+    ├── MethodError           the data folder was made with another method
     ├── UnknownClass          no class has this name
     ├── ClassConflict         the edit is not allowed by the present classes
     └── StoreError            the version store
@@ -47,6 +49,14 @@ class BrokenImage(ImageError):
 
 class BackboneError(OpenWorldError):
     """No backbone can be loaded, or it is not the one that the data folder records."""
+
+
+class KeepError(OpenWorldError):
+    """The data folder keeps more or less of its images than asked for."""
+
+
+class MethodError(OpenWorldError):
+    """The data folder was made with another method than the one that is set."""
 
 
 class UnknownClass(OpenWorldError):

@@ -12,7 +12,7 @@ import shutil
 import sqlite3
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 TEMPORARY = ".tmp"
@@ -141,6 +141,12 @@ def abandoned(folder: Path) -> Iterator[Path]:
             path = Path(place) / name
             if name.startswith(".") and name.endswith(TEMPORARY) and _is_abandoned(path):
                 yield path
+
+
+def remove_abandoned(folder: Path) -> None:
+    for path in abandoned(folder):
+        with suppress(OSError):
+            path.unlink()
 
 
 def _is_abandoned(path: Path) -> bool:

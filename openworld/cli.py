@@ -23,6 +23,7 @@ from openworld.commands import (
     add_data_argument,
     backup,
     check,
+    convert,
     demo,
     keys,
     learn,
@@ -39,7 +40,23 @@ from openworld.commands import (
 from openworld.environment import check_environment
 from tasks.errors import BatchError
 
-COMMANDS = (up, serve, train, learn, teach, predict, versions, keys, check, prune, backup, restore, migrate, demo)
+COMMANDS = (
+    up,
+    serve,
+    train,
+    learn,
+    teach,
+    predict,
+    versions,
+    keys,
+    check,
+    prune,
+    backup,
+    restore,
+    migrate,
+    convert,
+    demo,
+)
 FAILED, INTERRUPTED = 2, 130
 
 EPILOG = """\

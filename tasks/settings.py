@@ -12,6 +12,10 @@ from models.storage import Storage, open_storage
 from models.storage.places import CACHE_BYTES
 
 Device = Literal["auto", "cpu", "cuda"]
+KEEP = (
+    "what a new data folder keeps of taught images: images, features, or statistics, see [privacy.md](privacy.md); "
+    "empty: what the folder records, images in a new one"
+)
 
 
 def shared(variable: str, default: Any, description: str, **constraints: Any) -> Any:

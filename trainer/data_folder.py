@@ -4,26 +4,52 @@ import errno
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from models import files
-from models.errors import StoreError
+from models.errors import KeepError, StoreError
 from models.storage import DataFolder, Storage, storage_of
 from models.versions.backbone_spec import RECORD
 from models.versions.data_format import open_data_folder
+from models.versions.keep import Keep, open_keep, recorded_keep
+from models.versions.store import VersionStore
 from tasks.images import ImageStore, erase_cached
+from trainer.learning.settings import REPLAYING_METHODS, LearnerSettings
+from trainer.parent import METHOD_SETTING, with_method
 
 # What a training creates in a data folder. Other programs keep files of their own there.
 TRAINING_FILES = (
     *("backbone.json", "backbone.safetensors", "images", "graphs", "work/*"),
-    *("versions", "rejected", "tasks", "heads", "samples", "promotions", "FORMAT", "cache"),
+    *("versions", "rejected", "tasks", "heads", "samples", "promotions", "FORMAT", "KEEP", "features", "cache"),
 )
 
 
 LOCK_POLL_SECONDS = 0.5
+
+
+def keep_of(folder: DataFolder, settings: LearnerSettings) -> Keep:
+    """What the folder keeps of taught images; KeepError if the settings ask for something else.
+
+    A new folder records it, unless its method cannot learn with it.
+    """
+    check_method(settings.keep or recorded_keep(folder), folder, settings)
+    return open_keep(folder, settings.keep)
+
+
+def check_method(keep: Keep, folder: DataFolder, settings: LearnerSettings) -> None:
+    """KeepError if the method of the folder needs more of earlier tasks than is kept."""
+    if keep != "statistics":
+        return
+    method = with_method(settings, VersionStore(folder).current_manifest()).method
+    if method in REPLAYING_METHODS:
+        raise KeepError(
+            f"the method {method} replays features of earlier images and updates earlier heads with them, and a data "
+            f"folder that keeps statistics has none: set {METHOD_SETTING} to hat-csi or sup-csi in a new data folder, "
+            "or keep features"
+        )
 
 
 @dataclass(frozen=True)
@@ -100,6 +126,7 @@ class Rollback:
     def __init__(self, storage: Storage) -> None:
         self._root, self._images, self._shared = storage.root, ImageStore(storage), storage.shared
         self._added: list[str] = []
+        self._unstored: list[str] = []
         self._in_use = storage.find(RECORD) is not None
         self._before = self._files()
 
@@ -117,6 +144,10 @@ class Rollback:
                 self._added.append(sha256)
         self._images.put(data)
 
+    def read_unstored(self, sha256s: Iterable[str]) -> None:
+        """Images that are read from the batch and not stored: `run` removes their cached features."""
+        self._unstored += sha256s
+
     def run(self) -> None:
         """Remove as much as possible: an error here must not hide the error that made the training fail."""
         if self._shared:
@@ -125,7 +156,7 @@ class Rollback:
             with suppress(StoreError):
                 self._images.remove(sha256)
         with suppress(StoreError):
-            erase_cached(self._root, self._added)
+            erase_cached(self._root, [*self._added, *self._unstored])
         for path in set() if self._in_use else self._files() - self._before:
             with suppress(OSError):
                 files.remove(path)

@@ -8,7 +8,7 @@ from typing import Self
 
 from cachetools import LRUCache
 
-from models.errors import CorruptVersion, NothingLearned, StaleParent
+from models.errors import CorruptVersion, MethodError, NothingLearned, StaleParent
 from models.inference.model import Model
 from models.inference.stored_model import contents_of, read_model
 from models.versions.class_ids import present_names, samples_by_name
@@ -18,8 +18,11 @@ from models.versions.manifest import FileEntry, Manifest
 from models.versions.store import VersionStore
 from tasks.batch import LabelledBatch
 from trainer.learning.memory import Samples
+from trainer.learning.settings import DEFAULT_METHOD, LearnerSettings
 
 log = logging.getLogger(__name__)
+
+METHOD_SETTING = "OPENWORLD_TRAIN_METHOD"
 
 # Of one data folder at a time: people wait for the provisional version of the next task.
 _last_read: LRUCache[Path, Model] = LRUCache(1)
@@ -121,6 +124,20 @@ class Parent:
             for task, images in self.samples.pending.items()
             if task != task_id and any(images.values())
         }
+
+
+def with_method(settings: LearnerSettings, current: Manifest | None) -> LearnerSettings:
+    """The settings with the method of the data folder: that of its versions, or the chosen one before the first.
+
+    MethodError if another one is set: the tasks of one model have the same kind of heads.
+    """
+    recorded = current and (current.settings.get("method") or DEFAULT_METHOD)  # older releases had one method
+    if recorded and settings.method not in (None, recorded):
+        raise MethodError(
+            f"the versions of this data folder were learned with {recorded}, but {METHOD_SETTING} is "
+            f"{settings.method}: unset {METHOD_SETTING}, or use a new data folder"
+        )
+    return settings.model_copy(update={"method": recorded or settings.method or DEFAULT_METHOD})
 
 
 def learned_files(manifest: Manifest | None) -> dict[str, FileEntry]:

@@ -24,7 +24,6 @@ from trainer.context import LearningContext
 from trainer.learning.learner import Learner
 from trainer.learning.memory import Samples
 from trainer.learning.provisional import Images, ProvisionalModel, provisional_model
-from trainer.learning.reproducibility import all_cores
 from trainer.parent import Parent, Submission
 
 log = logging.getLogger(__name__)
@@ -37,15 +36,14 @@ def publish_pending(context: LearningContext, parent: Parent, submission: Submis
     StaleParent if a version with other learned tasks became current.
     """
     while True:
-        parent = parent.refreshed(context.store).without_deleted(context.kept)
+        parent = parent.refreshed(context.store).without_deleted(context.present())
         if parent.manifest is not None and parent.manifest.is_pending(submission.task_id, submission.id):
             return parent
         started = time.monotonic()
         images, learned = parent.images_of(submission, context.store), _learned(context, parent)
         pending = {**parent.pending_without(submission.task_id), submission.task_id: images}
         try:
-            with all_cores():
-                made = provisional_model(context.tokens, learned, parent.samples, pending, context.settings)
+            made = provisional_model(context.tokens, learned, parent.samples, pending, context.settings)
         except BatchError as error:  # the training reports it
             log.info("no provisional version of task %s: %s", submission.task_id, error)
             return parent
@@ -60,6 +58,7 @@ def publish_pending(context: LearningContext, parent: Parent, submission: Submis
             "advice": None,
             "accuracy": made.accuracy,
             "novelty_auc": made.novelty_auc,
+            "drawn": made.drawn,
             "capacity": learned.shared.capacity,
             "seconds": round(time.monotonic() - started, 3),
             "images": len(submission.batch.images),
@@ -69,6 +68,8 @@ def publish_pending(context: LearningContext, parent: Parent, submission: Submis
         manifest = context.manifest(parent, submission, made.model, files=stored, metrics=metrics, **staged.fields)
         tensors = {**heads, **staged.tensors}
         reason = f"task {submission.task_id} answers before it is learned"
+        context.store_features(made.samples)
+        context.check_keep()
         try:
             context.store.publish(manifest, tensors, relabelled(made.samples.to_json(), manifest.id_of), reason=reason)
         except StaleParent:
@@ -76,10 +77,10 @@ def publish_pending(context: LearningContext, parent: Parent, submission: Submis
         log.info("task %s answers before it is learned", submission.task_id)
 
 
-def drop_pending(context: LearningContext, parent: Parent, task_id: str) -> None:
-    """Publish a version without a pending task, which was cancelled."""
+def drop_pending(context: LearningContext, parent: Parent, task_id: str, reason: str = "it was cancelled") -> None:
+    """Publish a version without a task, if it is pending."""
     while True:
-        parent = parent.refreshed(context.store).without_deleted(context.kept)
+        parent = parent.refreshed(context.store).without_deleted(context.present())
         before = parent.manifest
         if before is None or not before.is_pending(task_id):
             return
@@ -90,7 +91,7 @@ def drop_pending(context: LearningContext, parent: Parent, task_id: str) -> None
         manifest = before.model_copy(
             update={
                 "parent": before.version,
-                "task_id": f"cancelled-{task_id}"[:128],
+                "task_id": f"without-{task_id}"[:128],
                 "submission": None,
                 "tasks": [list(names) for names in left.model.classes_by_task],
                 "class_ids": [[before.id_of[name] for name in names] for names in left.model.classes_by_task],
@@ -109,8 +110,12 @@ def drop_pending(context: LearningContext, parent: Parent, task_id: str) -> None
             }
         )
         samples = relabelled(left.samples.to_json(), manifest.id_of)
+        context.store_features(left.samples)
+        context.check_keep()
         try:
-            context.store.publish(manifest, {**heads, **left.tensors}, samples, reason=f"task {task_id} was cancelled")
+            why = f"task {task_id} does not answer any more: {reason}"
+            context.store.publish(manifest, {**heads, **left.tensors}, samples, reason=why)
+            context.discard(parent.samples.pending[task_id])
             return
         except StaleParent:
             continue

@@ -30,8 +30,9 @@ from models.versions.reader import manifest_key
 from models.versions.store import VersionStore
 from tasks.batch import LabelledBatch
 from tasks.errors import BatchError
-from trainer.context import MACHINE_SETTINGS, LearningContext, backbone_of
-from trainer.data_folder import Rollback, Turn, check_disk_space, training_lock
+from trainer.context import UNRECORDED_SETTINGS, LearningContext, backbone_of
+from trainer.data_folder import Rollback, Turn, check_disk_space, keep_of, training_lock
+from trainer.helpers import shared_with_helpers
 from trainer.learning.checkpoint import Checkpoint, remove_checkpoint
 from trainer.learning.gate import Verdict
 from trainer.learning.learner import Learned, Learner
@@ -39,8 +40,8 @@ from trainer.learning.memory import Samples, check_size, corrections, unseen
 from trainer.learning.progress import Listener, Progress
 from trainer.learning.reproducibility import configure_torch
 from trainer.learning.settings import LearnerSettings
-from trainer.parent import Parent, Submission
-from trainer.provisional import Stage, publish_pending, stage
+from trainer.parent import Parent, Submission, with_method
+from trainer.provisional import Stage, drop_pending, publish_pending, stage
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +50,7 @@ NEW_FOLDER_SPACE = 256 * 2**20  # bytes for the backbone and its graphs, if the 
 RETRY = "retry the task to learn it"
 
 # Applied after training: a rejected task resumes from its checkpoint and is only evaluated again.
-EVALUATION_SETTINGS = {"accept", "flag", "rule", "cascade", "gate_accuracy", "gate_auc"}
+EVALUATION_SETTINGS = {"accept", "flag", "rule", "rotations", "cascade", "gate_accuracy", "gate_auc"}
 
 Waiting = Callable[[], Sequence[Submission]]  # what was submitted since the training began
 
@@ -96,9 +97,9 @@ def learn_batch(
     `on_provisional` gets each submission that is pending, with the version.
     """
     submitted, storage = Submission(batch, submission, submitted_at), storage_of(folder)
-    training = _Training(
-        VersionStore(storage), submitted, settings, listener, images_stored, provisional, waiting, on_provisional
-    )
+    store = VersionStore(storage)
+    settings = with_method(settings, store.current_manifest())
+    training = _Training(store, submitted, settings, listener, images_stored, provisional, waiting, on_provisional)
     if outcome := training.earlier_outcome():
         return outcome
     parent = training.checked_parent()
@@ -204,22 +205,34 @@ class _Training:
         for warning in self.batch.warnings(parent.manifest.classes if parent.manifest else []):
             log.warning("%s", warning)
         configure_torch(self.settings)
+        keeps_images = keep_of(self.store.storage, self.settings) == "images"
         backbone = backbone_of(self.store, self.settings, parent.manifest)
-        if not self.images_stored:
+        if keeps_images and not self.images_stored:
             for image in self.batch.images:
                 rollback.put(image.sha256, self.batch.read)
-        context = LearningContext.open(self.store, self.settings, backbone, parent.manifest)
+        # Images that are not to be kept are not stored for the time of the training either.
+        unstored = None if keeps_images or self.images_stored else self.batch
+        rollback.read_unstored(image.sha256 for image in (unstored.images if unstored else ()))
+        context = LearningContext.open(self.store, self.settings, backbone, parent.manifest, unstored)
+        present = context.present()
+        context.tokens.keep_only({key for key in parent.samples.keys if key in present})
+        with shared_with_helpers(context):
+            return self._learn(context, parent, started)
+
+    def _learn(self, context: LearningContext, parent: Parent, started: float) -> Outcome:
         if self.makes_provisional:
             parent = self._publish_pending(context, parent, self.submission)
-        parent = parent.without_deleted(context.kept)
+        parent = parent.without_deleted(context.present())
         pending = parent.manifest is not None and parent.manifest.is_pending(self.batch.task_id)
-        learner, images = Learner(context.tokens, self.settings), parent.images_of(self.submission, self.store)
+        learner, images = Learner(context.tokens, context.settings), parent.images_of(self.submission, self.store)
         fingerprint = self._fingerprint(parent, images, context)
         checkpoint = Checkpoint(self.store.storage, self.batch.task_id, fingerprint)
         progress = Progress(self.batch.task_id, self.listener, partial(self._look, context, parent, pending))
         try:
             learned = learner.learn(parent.model or learner.empty(), parent.samples, images, checkpoint, progress)
-            return self._publish(context, parent, learned, pending, images, started)
+            outcome = self._publish(context, parent, learned, pending, images, started)
+            context.discard(images)
+            return outcome
         except StaleParent as error:
             if pending and not self.is_pending():
                 raise RefinementDropped(f"{error}; it does not have the classes of this task: {RETRY}") from error
@@ -263,7 +276,7 @@ class _Training:
         """Publish on the current version, also if classes were edited, or tasks became pending, since the start."""
         verdict, task_id = learned.verdict, self.batch.task_id
         while True:
-            now = parent.refreshed(self.store).without_deleted(context.kept)
+            now = parent.refreshed(self.store).without_deleted(context.present())
             self._check_wanted(now.manifest, pending)
             model, samples, renamed = _named_as_in(now, parent, learned, task_id)
             left = Stage(model, samples, {}, {})
@@ -284,9 +297,13 @@ class _Training:
             json_samples = relabelled(left.samples.to_json(), manifest.id_of)
             if not verdict.accepted:
                 place = self.store.reject(manifest, tensors, json_samples, "; ".join(verdict.reasons))
-                if pending and now.manifest is not None:
+                if pending and now.manifest is not None and context.keep != "statistics":
                     return Outcome("provisional", now.manifest, place, verdict)
+                # Without images or features, later versions could not have its classes.
+                drop_pending(context, now, task_id, "its result was rejected")
                 return Outcome("rejected", manifest, place, verdict)
+            context.store_features(left.samples)
+            context.check_keep()
             try:
                 manifest = self.store.publish(manifest, tensors, json_samples)
             except StaleParent:
@@ -303,7 +320,7 @@ class _Training:
             "task": self.batch.task_id,
             "classes": list(images),  # renamed ones are split into training and held-out images in another way
             "parent": [{role: entry.sha256 for role, entry in parent.learned_files.items()}, parent.deleted],
-            "settings": self.settings.model_dump(mode="json", exclude=MACHINE_SETTINGS | EVALUATION_SETTINGS),
+            "settings": self.settings.model_dump(mode="json", exclude=UNRECORDED_SETTINGS | EVALUATION_SETTINGS),
             "device": context.device,
             "backbone": context.backbone.spec.sha256,
         }

@@ -57,8 +57,9 @@ def _from_1_to_2(root: Path) -> None:
 # be killed and run again: it must accept a folder that is migrated in part.
 MIGRATIONS: dict[int, Callable[[Path], None]] = {1: _from_1_to_2, 2: from_2_to_3}
 MOVED_TO_BACKUP = frozenset({1})  # formats whose migration moves the files to the place of the backup
-# Not in a backup: images never change, features are computed again, and the others have formats of their own.
-NOT_MIGRATED = frozenset({"images", "cache", "inbox", "redis", "work"})
+# Not in a backup: images and their features never change, and what is erased must not remain in it; cached features are
+# computed again, and the others have formats of their own.
+NOT_MIGRATED = frozenset({"images", "features", "cache", "inbox", "redis", "work"})
 
 
 def check_format(folder: DataFolder) -> None:

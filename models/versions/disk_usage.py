@@ -14,6 +14,7 @@ KINDS = {
     "tasks": ("tasks",),
     "graphs": ("graphs",),
     "images": ("images",),
+    "features": ("features",),
     "inbox": ("inbox",),
 }
 

@@ -45,5 +45,6 @@ def summary(manifest: Manifest) -> dict[str, Any]:
         "novelty_auc": metrics.get("novelty_auc"),
         "threshold": manifest.threshold,
         "novel_above": manifest.novel_above,
+        "keep": manifest.keep,
         "capacity": metrics.get("capacity", {}).get("used_max"),
     }

@@ -20,7 +20,7 @@ from models.files import sha256_bytes
 
 # A release that adds fields raises MINOR: older releases ignore them. One that changes the meaning of a field, or that
 # cannot be read without a new field, raises SCHEMA: older releases refuse it.
-SCHEMA, MINOR = 2, 1
+SCHEMA, MINOR = 2, 2
 
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 # A task's id is the name of a folder (`rejected/<task_id>`): no separators, no leading dot.
@@ -84,6 +84,8 @@ class Manifest(BaseModel):
     metrics: dict[str, Any]
     settings: dict[str, Any]
     data_sha256: str
+    # What the data folder kept of taught images (models/versions/keep.py): gate and decisions were fitted on that.
+    keep: Literal["images", "features", "statistics"] = "images"
     created: AwareDatetime = Field(default_factory=lambda: datetime.now(UTC))
     files: dict[str, FileEntry] = Field(default_factory=dict)  # contents by role: models/versions/contents.py
 
@@ -153,6 +155,8 @@ class Manifest(BaseModel):
         minor = document.setdefault("schema_minor", 0)
         if minor == 0:
             document = {"stage": "refined", "pending": [], "refined_rule": None, **document}
+        if minor in (0, 1):
+            document = {"keep": "images", **document}
         if isinstance(minor, int) and minor > MINOR:
             document = _known_fields(cls, document)
         # Defaults are for new manifests; a written one has every field.

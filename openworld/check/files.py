@@ -12,13 +12,15 @@ from models import files
 from models.errors import CorruptVersion, StoreError
 from models.storage import Storage
 from models.versions.contents import FOLDERS, content_key
+from models.versions.keep import recorded_keep
 from models.versions.manifest import Manifest
 from models.versions.reader import GRAPHS, REJECTED, VERSIONS, graph_key
 from models.versions.store import VersionStore
 from openworld.check.report import Finding, Report
 from openworld.check.versions import current_or_none
+from tasks.discarding import UPLOAD_SECONDS
 from tasks.errors import UnknownTask
-from tasks.images import ImageStore, cache_files, erased_images
+from tasks.images import FeatureStore, ImageStore, cache_files, erased_images
 from tasks.queue import ENDED, TaskQueue
 from trainer.learning.checkpoint import checkpointed_tasks
 from trainer.learning.memory import Samples
@@ -27,8 +29,8 @@ ORPHAN_SECONDS = 86400.0  # the images of a batch are stored before its task exi
 
 # What the programs keep in a data folder; a name that begins with a dot is a lock or a temporary file.
 KNOWN = re.compile(
-    r"FORMAT|ID|CURRENT|erasures\.jsonl|audit\.jsonl|keys\.json|backbone\.(json|safetensors)|versions"
-    r"|promotions|tasks|heads|samples|kept|rejected|graphs|images|cache|inbox|objects|work|spool|redis|format-\d+|lost\+found|\..*"
+    r"FORMAT|ID|KEEP|CURRENT|erasures\.jsonl|audit\.jsonl|(shared-)?keys\.json|backbone\.(json|safetensors)|versions"
+    r"|promotions|tasks|heads|samples|kept|rejected|graphs|queues|images|features|cache|inbox|novelties|objects|work|spool|redis|format-\d+|lost\+found|\..*"
 )
 
 
@@ -74,11 +76,26 @@ def _check_images(storage: Storage, queue: TaskQueue | None, report: Report, has
             named = named.union(samples.keys, *samples.seen.values())
             if n == current:
                 needed |= dict.fromkeys(samples.keys - needed.keys(), f"version {n}")
+    features = FeatureStore(storage)
+    keep = recorded_keep(storage)
+    keeps_images = keep == "images"
+    if not keeps_images:  # what was discarded is not lost
+        erased = erased_images(storage, with_features=True)
     for sha256, by in needed.items():
-        if sha256 not in images and sha256 not in erased:
+        if sha256 not in images and sha256 not in erased and (keeps_images or sha256 not in features):
             yield Finding("image_missing", f"image {sha256}", f"{by} needs it, and it was not erased: restore a backup")
     if queue is None:
         return
+    if not keeps_images:
+        unfinished = {sha256 for ended, own in tasks.values() if not ended for sha256 in own}
+        left = [one for one in stored if one.sha256 not in unfinished and time.time() - one.time > UPLOAD_SECONDS]
+        if left:
+            message = f"{len(left)} images remain, which this folder does not keep: start a trainer, it discards them"
+            yield Finding("image_kept", "images", message)
+        kept = {found.sha256 for found in (*features, *cache_files(storage.root))} - unfinished
+        if kept and keep == "statistics":
+            message = f"features of {len(kept)} images remain, which this folder does not keep: start a trainer, it "
+            yield Finding("features_kept", "features", f"{message}discards them")
     for _, own in tasks.values():
         named |= own
     orphans = [one for one in stored if one.sha256 not in named and time.time() - one.time > ORPHAN_SECONDS]
@@ -95,7 +112,7 @@ def _images_of_tasks(queue: TaskQueue | None) -> dict[str, tuple[bool, set[str]]
         with suppress(UnknownTask):  # ended since, and deleted from the history
             task = queue.get(summary.id) if queue else None
             if task is not None:
-                found[task.id] = task.state in ENDED, {key for keys in task.classes.values() for key in keys}
+                found[task.id] = task.state in ENDED, task.images
     return found
 
 
@@ -120,9 +137,9 @@ def _check_contents(storage: Storage) -> Iterator[Finding]:
 
 def _check_cache(storage: Storage) -> Iterator[Finding]:
     """The features of an erased image must be erased too. Damaged entries are computed again."""
-    images, root = ImageStore(storage), storage.root
+    images, features, root = ImageStore(storage), FeatureStore(storage), storage.root
     for file in cache_files(root):
-        if file.sha256 not in images and file.path.exists():
+        if file.sha256 not in images and file.sha256 not in features and file.path.exists():
             place, message = str(file.path.relative_to(root)), "the image is not stored any more: remove the file"
             yield Finding("orphan_features", place, message)
 

@@ -7,7 +7,7 @@ image again from where it lies.
 
 import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -17,6 +17,11 @@ from models.images import DEFAULT_LIMITS as DEFAULT_IMAGE_LIMITS
 from models.images import ImageLimits, open_image
 from tasks.batch.class_names import MAX_LISTED, canonical, confusion_problems, name_problems, quoted
 from tasks.errors import BatchError
+
+# Images that a class gains or loses at a time, in a data folder that keeps statistics. The sums of two versions differ
+# by the images between them: a single one by its feature, and two features follow from their mean and their scatter.
+# Of five images at most two are held out of a network, whose statistics are then over three.
+LEAST_SUMMED = 5
 
 
 @dataclass(frozen=True)
@@ -216,6 +221,22 @@ class BatchCheck:
             for count, what, limit in counts
             if count > limit
         ]
+
+
+def check_summed(gained: Mapping[str, int], lost: Mapping[str, int], left: Mapping[str, int]) -> None:
+    """`BatchError` if a class gains, loses or is left with fewer than LEAST_SUMMED images.
+
+    For a folder that keeps statistics. `left` are the images of classes that lose some.
+    """
+    problems = [
+        f"class {quoted(name)} {verb} {count} of at least {LEAST_SUMMED} images: this data folder keeps statistics, "
+        "none of which may be of a single image; add images"
+        for verb, changes in (("gains", gained), ("loses", lost), ("is left with", left))
+        for name, count in changes.items()
+        if count < LEAST_SUMMED
+    ]
+    if problems:
+        raise BatchError(shortened(problems, f"classes that change by fewer than {LEAST_SUMMED} images: add images"))
 
 
 def shortened(lines: list[str], rest: str) -> list[str]:

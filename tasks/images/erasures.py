@@ -19,7 +19,8 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, ValidationError
 from models.errors import StoreError
 from models.files import append_durable, file_lock, fsync_folder
 from models.storage import DataFolder, Storage, storage_of
-from tasks.images.feature_cache import erase_cached
+from tasks.images.feature_cache import cache_files, erase_cached
+from tasks.images.feature_store import FeatureStore
 from tasks.images.store import ImageStore
 
 LOG = "erasures.jsonl"
@@ -34,14 +35,16 @@ class Erasure(BaseModel):
     time: AwareDatetime
     by: str
     sha256s: tuple[str, ...]
+    features_kept: bool = False  # only the bytes were removed, because the folder keeps less than images
 
 
-def record_erasure(folder: DataFolder, sha256s: Collection[str], by: str) -> None:
-    """Log that these images are about to be removed."""
+def record_erasure(folder: DataFolder, sha256s: Collection[str], by: str, *, features_kept: bool = False) -> None:
+    """Log that these images are about to be removed; with `features_kept`, their bytes only."""
     if not sha256s:
         return
     storage = storage_of(folder)
-    data = Erasure(time=datetime.now(UTC), by=by, sha256s=tuple(sorted(sha256s))).model_dump_json().encode()
+    entry = Erasure(time=datetime.now(UTC), by=by, sha256s=tuple(sorted(sha256s)), features_kept=features_kept)
+    data = entry.model_dump_json().encode()
     path = storage.root / LOG
     try:
         if storage.shared:
@@ -85,14 +88,18 @@ def entry_key(number: int) -> str:
     return f"{FOLDER}{number:09d}.json"
 
 
-def erased_at(folder: DataFolder) -> dict[str, float]:
-    """Image -> when it was last erased, in seconds since the epoch."""
-    return {sha256: erasure.time.timestamp() for erasure in erasures(folder) for sha256 in erasure.sha256s}
+def erased_at(folder: DataFolder, *, with_features: bool = False) -> dict[str, float]:
+    """Image -> when its bytes were last erased, in seconds since the epoch.
+
+    `with_features`: only those whose features were erased as well; one that was submitted again since is among them.
+    """
+    found = (erasure for erasure in erasures(folder) if not (with_features and erasure.features_kept))
+    return {sha256: erasure.time.timestamp() for erasure in found for sha256 in erasure.sha256s}
 
 
-def erased_images(folder: DataFolder) -> set[str]:
-    """The images that were ever erased; one that was submitted again since is among them."""
-    return {sha256 for erasure in erasures(folder) for sha256 in erasure.sha256s}
+def erased_images(folder: DataFolder, *, with_features: bool = False) -> set[str]:
+    """The images of `erased_at`."""
+    return set(erased_at(folder, with_features=with_features))
 
 
 class ErasureFollower:
@@ -142,9 +149,10 @@ def erase_copies(folder: DataFolder, sha256s: Collection[str]) -> None:
     """Remove what this machine keeps of images that are not stored any more: local copies, and cached features."""
     storage = storage_of(folder)
     images = ImageStore(storage)
-    gone = [sha256 for sha256 in sha256s if sha256 not in images]
+    gone = set(sha256s) - images.find_all(sha256s).keys()
     images.drop_copies(gone)
-    erase_cached(storage.root, gone)
+    cached, features = gone & {file.sha256 for file in cache_files(storage.root)}, FeatureStore(storage)
+    erase_cached(storage.root, [sha256 for sha256 in cached if sha256 not in features])
 
 
 class KeptImages(Container[str]):
@@ -154,7 +162,7 @@ class KeptImages(Container[str]):
     """
 
     def __init__(self, folder: DataFolder) -> None:
-        self._images, self._erased = ImageStore(folder), erased_images(folder)
+        self._images, self._erased = ImageStore(folder), erased_images(folder, with_features=True)
 
     def __contains__(self, sha256: object) -> bool:
         return sha256 not in self._erased or sha256 in self._images

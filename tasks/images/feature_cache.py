@@ -10,33 +10,27 @@ cut, checksums tell what was written.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import mmap
 import os
 import shutil
-import struct
-import zlib
 from collections.abc import Collection, Container, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from models.errors import StoreError
 from models.files import fsync_folder
+from tasks.images.feature_records import HEADER_BYTES, Record, digest_of, packed, unpacked
 
 log = logging.getLogger(__name__)
 
 FOLDER = "cache"
 FREE_BYTES = 512 * 2**20  # of the disk, which are left to versions and images
+READ_BYTES = 64 * 2**10  # a smaller file is read, a larger one mapped
 KEPT_SHARE = 0.95  # of the limit, after removing images: the next ones need no search
-Record = NDArray[np.float32]  # (rows, columns)
-
-_HEADER = struct.Struct("<4sI32sQII")  # mark, checksum of the rest, hash of the kind, bytes, columns, 0
-_MARK = b"OWF1"
 
 
 class CacheFile(NamedTuple):
@@ -62,8 +56,12 @@ class FeatureCache:
         self._root, self._folder = root, root / FOLDER / backbone_sha256[:16]
         self._images, self._max_bytes = images, max_bytes
         self._entries: dict[str, dict[bytes, Record]] = {}  # of images in use
-        self._writing = max_bytes > 0
-        self._bytes = sum(file.bytes for file in cache_files(root))
+        self._start()
+
+    def _start(self) -> None:
+        """Look at what the disk holds, and write as far as there is room."""
+        self._writing = self._max_bytes > 0
+        self._bytes = sum(file.bytes for file in cache_files(self._root))
         try:
             if self._writing:
                 self._folder.mkdir(parents=True, exist_ok=True)
@@ -75,11 +73,11 @@ class FeatureCache:
         """A record of an image, mapped; None if there is none."""
         if sha256 not in self._entries:
             self._entries[sha256] = self._open(self._path(sha256))
-        return self._entries[sha256].get(_digest(kind))
+        return self._entries[sha256].get(digest_of(kind))
 
     def put(self, kind: str, records: Mapping[str, Record]) -> None:
         """Add a record of one kind to each of these images, if there is room."""
-        size = sum(_HEADER.size + record.nbytes for record in records.values())
+        size = sum(HEADER_BYTES + record.nbytes for record in records.values())
         try:
             if not self._writing or not self._make_room(size):
                 return
@@ -89,8 +87,15 @@ class FeatureCache:
         except OSError as error:
             self._stop(str(error))
 
+    def keep_only(self, sha256s: Collection[str]) -> None:
+        """Before another task: forget all other images, which are no longer in use, and look again at a full disk."""
+        kept = sha256s if self._writing else ()  # files are read again after a failure: one may end with a part
+        self._entries = {sha256: records for sha256, records in self._entries.items() if sha256 in kept}
+        if not self._writing or self._bytes > self._max_bytes / 2:
+            self._start()
+
     def _append(self, sha256: str, kind: str, record: Record) -> None:
-        path, data = self._path(sha256), _packed(kind, record)
+        path, data = self._path(sha256), packed(kind, record)
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         try:
@@ -103,16 +108,18 @@ class FeatureCache:
         # An erasure removes the image and then its entries: either it removes this one, or the image is gone by now.
         if sha256 not in self._images:
             path.unlink(missing_ok=True)
-        self._entries[sha256][_digest(kind)] = record
+        self._entries[sha256][digest_of(kind)] = record
 
     def _open(self, path: Path) -> dict[bytes, Record]:
         """The records of a file. A damaged one is removed, so that nothing is appended behind the damage."""
         try:
             with path.open("rb") as file:
                 size = os.fstat(file.fileno()).st_size
+                # A mapping keeps a file descriptor, and processes may have 1024 of them: small files are read.
                 # Private: torch wants memory that may be written.
-                data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) if size else b""
-            records, end = _unpacked(data)
+                mapped = size > READ_BYTES
+                data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) if mapped else bytearray(file.read())
+            records, end = unpacked(data)
             if end < size or size == 0:
                 path.unlink(missing_ok=True)
                 self._bytes -= size
@@ -179,29 +186,3 @@ def erase_cached(root: Path, sha256s: Collection[str]) -> int:
         with suppress(FileNotFoundError):
             fsync_folder(parent)
     return removed
-
-
-def _digest(kind: str) -> bytes:
-    return hashlib.sha256(kind.encode()).digest()
-
-
-def _packed(kind: str, record: Record) -> bytes:
-    payload = record.tobytes()
-    header = _HEADER.pack(_MARK, 0, _digest(kind), len(payload), record.shape[-1], 0)
-    return _MARK + struct.pack("<I", zlib.crc32(payload, zlib.crc32(header[8:]))) + header[8:] + payload
-
-
-def _unpacked(data: mmap.mmap | bytes) -> tuple[dict[bytes, Record], int]:
-    """(the records up to the first damaged or incomplete one, the end of the last of them)"""
-    view, records, end = memoryview(data), {}, 0
-    while end + _HEADER.size <= len(view):
-        mark, checksum, digest, size, columns, _ = _HEADER.unpack_from(view, end)
-        start = end + _HEADER.size
-        if mark != _MARK or columns == 0 or size % (4 * columns) or start + size > len(view):
-            break
-        payload = view[start : start + size]
-        if zlib.crc32(payload, zlib.crc32(view[end + 8 : start])) != checksum:
-            break
-        records[digest] = np.frombuffer(payload, np.float32).reshape(-1, columns)
-        end = start + size
-    return records, end

@@ -8,7 +8,7 @@ removed by age when it cannot be found out what is needed.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +18,7 @@ from models.versions.manifest import parse_json
 from models.versions.store import VersionStore
 from tasks.images.erasures import record_erasure
 from tasks.images.feature_cache import erase_cached
+from tasks.images.feature_store import FeatureStore
 from tasks.images.store import ImageStore, StoredImage
 
 UnfinishedImages = Callable[[], Mapping[str, Collection[str]]]  # id of an unfinished task -> keys of its images
@@ -28,6 +29,7 @@ class ImageReferences:
     """What refers to an image."""
 
     stored: StoredImage | None
+    features: StoredImage | None  # what is kept in its place
     replayed_by: tuple[int, ...]  # versions with the image in their replay memory
     held_out_by: tuple[int, ...]  # versions with the image among their held-out images
     learned_by: tuple[int, ...]  # versions whose training used it, or that of a version before them
@@ -61,7 +63,7 @@ class Retention:
 
     def __init__(self, store: VersionStore, unfinished_images: UnfinishedImages = dict) -> None:
         self._store, self._unfinished_images = store, unfinished_images
-        self._images = ImageStore(store.storage)
+        self._images, self._features = ImageStore(store.storage), FeatureStore(store.storage)
 
     def references(self, sha256: str) -> ImageReferences:
         """Find everything that refers to an image: versions on disk, and unfinished tasks."""
@@ -79,6 +81,7 @@ class Retention:
         in_current = current in {*replayed_by, *held_out_by}
         return ImageReferences(
             self._images.find(sha256),
+            self._features.find(sha256),
             tuple(replayed_by),
             tuple(held_out_by),
             tuple(learned_by),
@@ -91,11 +94,16 @@ class Retention:
         """Find the images that were last submitted more than `days` ago."""
         needed = self._needed_now()
         before = time.time() - days * 86400
-        old = [image for image in self._images if image.time < before]
+        old = [image for image in self._stored() if image.time < before]
         return Expired(
             removable=tuple(image for image in old if image.sha256 not in needed),
             needed=tuple(image for image in old if image.sha256 in needed),
         )
+
+    def _stored(self) -> Iterator[StoredImage]:
+        """The images, and those of which only features are kept."""
+        yield from self._images
+        yield from (found for found in self._features if found.sha256 not in self._images)
 
     def remove_expired(self, days: float, by: str) -> list[StoredImage]:
         """Remove the removable expired images and return them. May be interrupted and repeated."""
@@ -104,13 +112,17 @@ class Retention:
     def remove(self, sha256: str, by: str) -> list[StoredImage]:
         """Remove an image whatever refers to it. Returns it, or nothing when it was not stored."""
         image = self._images.find(sha256)
+        if image is None:
+            image = self._features.find(sha256)
         erased = self._erase([image] if image else [], by)
-        erase_cached(self._store.root, [sha256])  # also if an earlier erasure was interrupted before this step
+        self._features.erase([sha256])  # also if an earlier erasure was interrupted before these steps
+        erase_cached(self._store.root, [sha256])
         return erased
 
     def _erase(self, images: Collection[StoredImage], by: str) -> list[StoredImage]:
         record_erasure(self._store.storage, [image.sha256 for image in images], by)
         erased = self._images.erase(images)
+        self._features.erase(image.sha256 for image in erased)
         erase_cached(self._store.root, [image.sha256 for image in erased])
         return erased
 
@@ -121,7 +133,7 @@ class Retention:
         current = self._store.current()
         needed = {sha256 for images in tasks.values() for sha256 in images}
         if current is not None:
-            needed = needed.union(*_images_by_part(self._store.samples(current)).values())
+            needed = needed.union(*images_by_part(self._store.samples(current)).values())
         return needed
 
     def _rejected_with(self, sha256: str) -> tuple[str, ...]:
@@ -139,14 +151,14 @@ class Retention:
             text = self._store.samples_text(version)
             if sha256.encode() not in text:  # ten times as fast as parsing; true for most versions
                 return set()
-            by_part = _images_by_part(parse_json(text, name=f"version {version}: samples"))
+            by_part = images_by_part(parse_json(text, name=f"version {version}: samples"))
         except CorruptVersion as error:
             # Damaged: report a dependent rather than miss one.
             return set() if error.damage == "missing" else {"memory"}
         return {part for part, images in by_part.items() if sha256 in images} | {"seen"}
 
 
-def _images_by_part(samples: Any) -> dict[str, set[str]]:
+def images_by_part(samples: Any) -> dict[str, set[str]]:
     """Return the images that a version's samples need. Its part `seen` needs none: it only remembers hashes."""
     try:
         return {

@@ -191,6 +191,12 @@ class TaskQueue:
         key = f"{self.prefix}:paused"
         call_redis(self._client, lambda: self._client.set(key, "1") if paused else self._client.delete(key))
 
+    def identity(self) -> str:
+        """A random id, made by the first call: a queue with the same prefix in another Redis server has another one."""
+        key = f"{self.prefix}:id"
+        call_redis(self._client, lambda: self._client.set(key, secrets.token_hex(8), nx=True))
+        return str(call_redis(self._client, lambda: self._client.get(key)))
+
     # Read
 
     def get(self, task_id: str) -> Task:
@@ -233,7 +239,7 @@ class TaskQueue:
                 task = self.get(summary.id)
             except UnknownTask:  # ended since, and deleted from the history
                 continue
-            found[task.id] = {key for keys in task.classes.values() for key in keys}
+            found[task.id] = task.images
         return found
 
     def counts(self) -> dict[TaskState, int]:
@@ -252,6 +258,11 @@ class TaskQueue:
         return [(kind, id, detail) for kind, id, detail in self._run("check")[1:]]
 
     # Backup
+
+    @property
+    def client(self) -> redis.Redis:
+        """The connection, with replies as text."""
+        return self._client
 
     def export(self) -> dict[str, Any]:
         """Return all tasks at one moment as a JSON document, without idempotency keys."""

@@ -106,6 +106,11 @@ class Task(_TaskBase):
         """Images per class."""
         return {name: len(images) for name, images in self.classes.items()}
 
+    @property
+    def images(self) -> set[str]:
+        """The keys of all its images."""
+        return {key for keys in self.classes.values() for key in keys}
+
     @classmethod
     def of(cls, batch: LabelledBatch, submitted_by: str, submitted_at: int | None = None) -> Self:
         """Make the task of a checked batch. Its images must be in the image store."""

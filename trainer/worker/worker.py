@@ -6,6 +6,7 @@ to the queue. If the process is killed, another worker resumes after the last fi
 **Learning goes on while Redis does not answer**: a background thread talks to the queue (`lease_keeper`).
 """
 
+import gc
 import logging
 import threading
 import time
@@ -14,10 +15,12 @@ from contextlib import suppress
 from functools import partial
 
 from models.backoff import Backoff
-from models.errors import OpenWorldError, StoreError
+from models.errors import KeepError, OpenWorldError, StoreError
 from models.files import is_full
 from models.storage import DataFolder, Storage, is_unavailable, storage_of
+from models.versions.keep import recorded_keep
 from models.versions.store import VersionStore
+from tasks.discarding import discard_ended, discard_task
 from tasks.errors import BatchError, LeaseLost, QueueUnavailable, UnknownTask
 from tasks.images import ErasureFollower, erase_copies, erased_images
 from tasks.queue import Lease, Task, TaskQueue
@@ -35,6 +38,7 @@ from trainer.worker.pending import PendingTasks, submission_of, submissions_of
 log = logging.getLogger(__name__)
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 15.0  # seconds between attempts to reach the queue
+DISCARD_SECONDS = 60.0  # between two searches for images of ended tasks, in a folder that does not keep images
 PAUSED_SECONDS = 1.0  # between two looks at the queue while refinement is paused
 
 Report = Callable[[], Task]  # records the end of a task in the queue
@@ -62,6 +66,7 @@ class Worker:
         self._metrics, self._announce = metrics, announce
         self._provisional = provisional and settings.weighs_frozen_evidence
         self._pending = PendingTasks(self._storage, queue, settings, announce)
+        self._discarded = _Discarded(self._storage, queue)
         self._disk_backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
         self._stopping = threading.Event()
         self._preparing: int | None = None  # the thread that exports the backbone, which has no units of work
@@ -78,6 +83,7 @@ class Worker:
         with suppress(StoreError):  # show the metrics of the current version again after a restart
             if (current := VersionStore(self._storage).current_manifest()) is not None:
                 self._metrics.update_version(current)
+        gc.freeze()  # the objects of libraries, half a million: to look at them again and again takes 0.1 s each time
         backoff, prepared = Backoff(FIRST_PAUSE, LONGEST_PAUSE), False
         erasures = _RemoteErasures(self._storage)
         while not self._stopping.is_set():
@@ -86,6 +92,7 @@ class Worker:
             try:
                 self._metrics.update_queue(self._queue)
                 self._pending.drop_cancelled()
+                self._discarded.search()
                 lease = None
                 if self._queue.paused:
                     if self._provisional:
@@ -128,7 +135,7 @@ class Worker:
         """Learn one task and record its result in the queue."""
         task = lease.task
         log.info("learning task %s: %s (attempt %d)", task.id, ", ".join(task.classes), task.attempts)
-        started, pause = time.monotonic(), 0.0
+        started, since, pause = time.monotonic(), time.time(), 0.0
         try:
             with LeaseKeeper(lease, self._queue, self._metrics, self._stopping) as keeper:
                 report = self._learn(lease, keeper)
@@ -142,7 +149,12 @@ class Worker:
         except Interrupted:
             log.info("handing task %s back to the queue", task.id)
             report = lease.hand_back
+        gone = False
+        if self._is_learned(task):  # before the report: when people read that it is published, its images are gone
+            gone = self._discarded.discard(task, since)
         ended = self._report(task, report)
+        if ended is not None and ended.ended and not gone:
+            self._discarded.discard(task, since)
         self._metrics.task_finished(time.monotonic() - started)
         if ended is not None and ended.state == "published":
             self._sweep()
@@ -151,17 +163,22 @@ class Worker:
         self._stopping.wait(pause)
 
     def _learn(self, lease: Lease, keeper: LeaseKeeper) -> Report:
+        def on_event(event: Event) -> None:
+            keeper.on_event(event)
+            with suppress(QueueUnavailable):  # the keeper reports it
+                self._discarded.search()  # `claim` may have ended a task, and a training takes hours
+
         waiting = Event(lease.task.id, "waiting for another training", 0, 0, None, 0.0, None)
         try:
             outcome = learn_batch(
                 self._storage,
                 submission_of(self._storage, lease.task).batch,
                 self._settings,
-                keeper.on_event,
+                on_event,
                 images_stored=True,
                 submission=lease.task.submission,
                 submitted_at=lease.task.submitted_at,
-                turn=Turn(self._queue.prefix, self._queue.lease_seconds, lambda: keeper.on_event(waiting)),
+                turn=Turn(self._queue.prefix, self._queue.lease_seconds, lambda: on_event(waiting)),
                 provisional=self._provisional,
                 waiting=lambda: submissions_of(self._storage, keeper.waiting),
                 on_provisional=partial(self._on_provisional, keeper),
@@ -204,6 +221,11 @@ class Worker:
         keeper.unrecorded.append((submission.task_id, version, submission.id))
         self._announce(version)
 
+    def _is_learned(self, task: Task) -> bool:
+        with suppress(StoreError):
+            return VersionStore(self._storage).find_task(task.id, task.submission) is not None
+        return False
+
     def _sweep(self) -> None:
         """Remove the checkpoints of ended tasks of this queue; others belong to `openworld learn` or another queue.
 
@@ -240,6 +262,35 @@ class Worker:
                 log.warning("%s; trying again in %.0f s", error, pause)
                 if self._stopping.wait(pause):
                     return None  # the next worker finds the version or the checkpoint
+
+
+class _Discarded:
+    """Discards the images of ended tasks, in a data folder that does not keep images."""
+
+    def __init__(self, storage: Storage, queue: TaskQueue) -> None:
+        self._store, self._queue = VersionStore(storage), queue
+        self._next = 0.0  # search, by the monotonic clock
+
+    def discard(self, task: Task, since: float) -> bool:
+        """Those of one task, unless they were stored again after `since`. False: they remain until `search`."""
+        try:
+            if recorded_keep(self._store.storage) != "images":
+                discard_task(self._store, self._queue, task, since)
+            return True
+        except (OSError, OpenWorldError) as error:
+            log.error("the images of task %s remain for now: %s", task.id, error)
+            return False
+
+    def search(self) -> None:
+        """What a killed process or an error has left, at most once per minute. QueueUnavailable without Redis."""
+        if time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + DISCARD_SECONDS
+        try:
+            if recorded_keep(self._store.storage) != "images" and (count := discard_ended(self._store, self._queue)):
+                log.info("discarded %d images of ended tasks", count)
+        except (OSError, StoreError, KeepError) as error:
+            log.error("images of ended tasks remain for now: %s", error)
 
 
 class _RemoteErasures:

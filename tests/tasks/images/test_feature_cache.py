@@ -17,7 +17,7 @@ from models.files import sha256_bytes
 from models.storage import LocalFiles
 from models.versions.store import VersionStore
 from openworld.check import check_folder
-from service.container import _clean_up
+from service.erasure import clean_up
 from tasks.images import FeatureCache, ImageStore, Retention, cache_files, erase_cached, feature_cache, record_erasure
 
 BACKBONE = "b" * 64
@@ -54,6 +54,28 @@ def test_records_are_read_by_another_process_object_as_they_were_put(tmp_path: P
         assert each.get(NAMES[1], "task a") is None
         assert each.get(NAMES[2], "tokens") is None
     assert FeatureCache(tmp_path, "c" * 64, Stored(NAMES), 10**6).get(NAMES[0], "tokens") is None
+
+
+def test_small_files_keep_no_file_descriptor_and_large_ones_are_mapped(tmp_path: Path) -> None:
+    """A trainer reads thousands of images, and a process may have 1024 descriptors."""
+    large = np.zeros((1, feature_cache.READ_BYTES), np.float32)
+    cache(tmp_path).put("tokens", {**{name: record(n) for n, name in enumerate(NAMES[:5])}, NAMES[5]: large})
+    reader, before = cache(tmp_path), len(os.listdir("/proc/self/fd"))
+    found = [reader.get(name, "tokens") for name in NAMES[:5]]
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert all(own is not None and own.flags.writeable for own in found)
+    assert np.array_equal(reader.get(NAMES[5], "tokens"), large)
+    assert len(os.listdir("/proc/self/fd")) == before + 1
+
+
+def test_images_that_are_no_longer_in_use_are_forgotten(tmp_path: Path) -> None:
+    own = cache(tmp_path)
+    own.put("tokens", {name: record(n) for n, name in enumerate(NAMES[:3])})
+    own.keep_only(NAMES[1:3])
+    path_of(tmp_path, NAMES[0]).unlink()
+    path_of(tmp_path, NAMES[1]).unlink()
+    assert own.get(NAMES[0], "tokens") is None
+    assert np.array_equal(own.get(NAMES[1], "tokens"), record(1))
 
 
 @pytest.mark.parametrize("cut", [1, 30, FILE - 1, FILE, FILE + 20, 2 * FILE - 1])
@@ -139,6 +161,9 @@ def test_a_full_disk_ends_the_writing_with_a_warning(
     assert np.array_equal(again.get(NAMES[0], "a"), record(0))
     assert again.get(NAMES[1], "a") is None
     assert again.get(NAMES[2], "a") is None
+    first.keep_only(NAMES)  # before another task
+    first.put("a", {NAMES[1]: record(1)})
+    assert np.array_equal(cache(tmp_path).get(NAMES[1], "a"), record(1))
 
 
 def test_an_image_that_is_erased_before_or_while_its_entry_is_written_keeps_none(tmp_path: Path) -> None:
@@ -178,7 +203,7 @@ def test_an_interrupted_erasure_is_reported_and_completed(tmp_path: Path) -> Non
     record_erasure(tmp_path, [sha256], "operator")
     images.remove(sha256)  # killed here
     assert [finding.code for finding in check_folder(tmp_path, None).problems] == ["orphan_features"]
-    _clean_up(LocalFiles(tmp_path))
+    clean_up(LocalFiles(tmp_path))
     assert list(cache_files(tmp_path)) == []
     assert check_folder(tmp_path, None).problems == []
 

@@ -31,6 +31,17 @@ def test_a_store_opened_again_has_the_same_images(tmp_path: Path) -> None:
     assert ImageStore(tmp_path).read(sha) == b"image"
 
 
+def test_the_keys_are_those_of_the_images_and_of_nothing_else(tmp_path: Path) -> None:
+    store = ImageStore(tmp_path)
+    assert store.keys() == set()
+    kept, gone = store.put(b"kept"), store.put(b"gone")
+    (tmp_path / "images" / kept[:2] / f".{kept}.temporary").write_bytes(b"")
+    (tmp_path / "images" / "note").write_bytes(b"")
+    assert store.keys() == {kept, gone}
+    store.remove(gone)
+    assert store.keys() == {kept}
+
+
 def test_a_missing_image_is_a_store_error_that_names_it(tmp_path: Path) -> None:
     sha = hashlib.sha256(b"never put").hexdigest()
     with pytest.raises(StoreError, match=f"{sha} is not in the store"):
