@@ -1,12 +1,15 @@
 """Backups of a data folder and its queue, made while the service runs, and their restoration.
 
     <backup>/backup.json   written last: release, time, and the hash of every other file
-    <backup>/data/         the data folder, without checkpoints, cached features, spooled uploads and locks
+    <backup>/data/         the data folder, without checkpoints, cached features, spooled uploads and locks; without
+                           images and inbox, if the folder does not keep images
     <backup>/queue.json    the tasks, if there is a queue
+    <backup>/inbox.json    the rows of the inbox that servers share, if they do; its images are in data/novelties
 
 **A backup is complete or absent, and its parts fit together.** The order of copying gives this without a pause of the
 service. The queue comes first: each of its tasks finds its images and versions, which are stored before and kept. Then
 `CURRENT` and the log of promotions, then the versions and their contents, which never change, then images and inbox.
+A novelty that was deleted between the copies of its row and of its image is left out.
 Erasures come last, and are applied to the copy. `openworld prune` waits meanwhile.
 """
 
@@ -29,17 +32,21 @@ from pydantic import AwareDatetime, BaseModel, ValidationError
 from models import files
 from models.errors import OpenWorldError, StoreError
 from models.versions.data_format import FORMAT, check_format
+from models.versions.keep import Keep, recorded_keep
 from models.versions.pruning import LOCK as PRUNE_LOCK
 from models.versions.store import VersionStore
 from service.inbox.snapshot import copy_database, novelty_sizes
-from tasks.images import ImageStore, erased_images, record_erasure
+from service.shared import inbox_seconds, novelty_rows
+from tasks.images import FeatureStore, ImageStore, erased_images, record_erasure
 from tasks.images.erasures import LOG as ERASURES
+from tasks.images.feature_store import feature_key
 from tasks.queue import TaskQueue
 
-MANIFEST, DATA, QUEUE = "backup.json", "data", "queue.json"
+MANIFEST, DATA, QUEUE, SHARED_INBOX = "backup.json", "data", "queue.json", "inbox.json"
+NOVELTIES = "novelties"  # the images of the shared inbox
 INBOX = "inbox/inbox.sqlite3"
 # Copied in their own way, or not at all: a restored folder is another folder, with an id of its own.
-OWN_WAY = frozenset({"CURRENT", ERASURES, "ID"})
+OWN_WAY = frozenset({"CURRENT", ERASURES, "ID", "shared-keys.json"})
 
 
 class BackupManifest(BaseModel):
@@ -62,8 +69,10 @@ def create_backup(root: Path, target: Path, queue: TaskQueue | None) -> list[str
         data = temporary / DATA
         data.mkdir(parents=True)
         hashes: dict[str, str] = {}
+        rows, seconds = dict[str, str](), "0"
         if queue is not None:
             (temporary / QUEUE).write_text(json.dumps(queue.export(), ensure_ascii=False))
+            rows, seconds = novelty_rows(queue.client, queue.prefix), inbox_seconds(queue.client, queue.prefix)
         with files.file_lock(root / PRUNE_LOCK):
             for path in _sources(root, VersionStore(root), data):
                 place = path.relative_to(root)
@@ -78,13 +87,18 @@ def create_backup(root: Path, target: Path, queue: TaskQueue | None) -> list[str
         hashes |= _copy_inbox(root, data)
         if (root / ERASURES).exists():
             hashes[f"{DATA}/{ERASURES}"] = _copy(root / ERASURES, data / ERASURES)
-        for gone in _erase(data, erased_images(data), root):
+        for gone in [*_erase(data, erased_images(data), root), *_erase_features(data, FeatureStore(root))]:
             hashes.pop(f"{DATA}/{gone}", None)
         for name in ("CURRENT", INBOX):
             if (data / name).exists():
                 hashes[f"{DATA}/{name}"] = files.sha256_file(data / name)
-        if (temporary / QUEUE).exists():
-            hashes[QUEUE] = files.sha256_file(temporary / QUEUE)
+        if rows:
+            copied = ImageStore(data / NOVELTIES)
+            document = {"seconds": seconds, "rows": {id: row for id, row in rows.items() if id in copied}}
+            (temporary / SHARED_INBOX).write_text(json.dumps(document))
+        for name in (QUEUE, SHARED_INBOX):
+            if (temporary / name).exists():
+                hashes[name] = files.sha256_file(temporary / name)
         manifest = BackupManifest(release=version("openworld"), created=datetime.now(UTC), files=hashes)
         (temporary / MANIFEST).write_text(manifest.model_dump_json(indent=1))
         os.sync()  # one call for all files
@@ -109,10 +123,11 @@ def read_manifest(backup: Path) -> BackupManifest:
     return manifest
 
 
-def restore_data(backup: Path, target: Path, erased: Iterable[str] = ()) -> None:
+def restore_data(backup: Path, target: Path, erased: Iterable[str] = (), erased_features: Iterable[str] = ()) -> None:
     """Write the data folder of a backup to `target`, which must be complete before it is renamed by the caller.
 
-    Every file is verified. `erased` are images that were erased since the backup was made.
+    Every file is verified. `erased` are images that were erased since the backup was made, `erased_features` those of
+    them whose features were erased as well.
     """
     for name, expected in read_manifest(backup).files.items():
         if not name.startswith(f"{DATA}/"):
@@ -123,19 +138,31 @@ def restore_data(backup: Path, target: Path, erased: Iterable[str] = ()) -> None
             raise StoreError(f"{backup / name} is missing: use another backup") from error
         if found != expected:
             raise StoreError(f"{backup / name} has changed since the backup was made: use another backup")
-    gone = set(erased)
+    gone, wholly = set(erased), set(erased_features)
     _erase(target, gone, target)
-    record_erasure(target, gone - erased_images(target), "restore")
+    FeatureStore(target).erase(wholly)
+    record_erasure(target, wholly - erased_images(target, with_features=True), "restore")
+    record_erasure(target, gone - erased_images(target), "restore", features_kept=True)
 
 
 def restored_queue(backup: Path) -> Mapping[str, Any] | None:
     """The verified tasks of a backup; None if it was made without a queue."""
-    expected = read_manifest(backup).files.get(QUEUE)
+    return _document(backup, QUEUE)
+
+
+def restored_inbox(backup: Path, target: Path) -> tuple[dict[str, str], str]:
+    """The verified rows of the shared inbox whose images were restored to `target`, and the seconds it was open."""
+    images, document = ImageStore(target / NOVELTIES), _document(backup, SHARED_INBOX) or {"seconds": "0", "rows": {}}
+    return {id: row for id, row in document["rows"].items() if id in images}, document["seconds"]
+
+
+def _document(backup: Path, name: str) -> dict[str, Any] | None:
+    expected = read_manifest(backup).files.get(name)
     if expected is None:
         return None
-    data = (backup / QUEUE).read_bytes()
+    data = (backup / name).read_bytes()
     if files.sha256_bytes(data) != expected:
-        raise StoreError(f"{backup / QUEUE} has changed since the backup was made: use another backup")
+        raise StoreError(f"{backup / name} has changed since the backup was made: use another backup")
     document: dict[str, Any] = json.loads(data)
     return document
 
@@ -156,7 +183,9 @@ def _sources(root: Path, store: VersionStore, data: Path) -> Iterator[Path]:
     for path in sorted(root.iterdir()):
         if path.is_file() and not path.name.startswith(".") and path.name not in OWN_WAY:
             yield path
-    for name in ("rejected", "kept", "tasks", "heads", "samples", "graphs", "images"):
+    # No image outlives its task in a backup of a folder that does not keep images, and no feature its conversion.
+    kept: dict[Keep, tuple[str, ...]] = {"images": ("images", NOVELTIES), "features": ("features",), "statistics": ()}
+    for name in ("rejected", "kept", "tasks", "heads", "samples", "graphs", *kept[recorded_keep(root)]):
         yield from _tree(root / name)
 
 
@@ -168,7 +197,7 @@ def _tree(folder: Path) -> Iterator[Path]:
 
 def _copy_inbox(root: Path, data: Path) -> dict[str, str]:
     """Copy the rows and then their images; a novelty that was deleted in between is left out."""
-    if not (root / INBOX).exists():
+    if not (root / INBOX).exists() or recorded_keep(root) != "images":
         return {}
     (data / INBOX).parent.mkdir(parents=True, exist_ok=True)
     copy_database(root / INBOX, data / INBOX)
@@ -185,9 +214,11 @@ def _copy_inbox(root: Path, data: Path) -> dict[str, str]:
 
 def _erase(data: Path, erased: set[str], source: Path) -> list[str]:
     """Remove erased images from a copied folder, unless they were submitted again; returns their places."""
-    images, again = ImageStore(data), ImageStore(source)
-    gone = [sha256 for sha256 in erased if sha256 in images and (source == data or sha256 not in again)]
-    places = [f"images/{sha256[:2]}/{sha256}" for sha256 in gone]
+    places = []
+    for folder in ("", f"{NOVELTIES}/"):
+        images, again = ImageStore(data / folder), ImageStore(source / folder)
+        gone = [sha256 for sha256 in erased if sha256 in images and (source == data or sha256 not in again)]
+        places += [f"{folder}images/{sha256[:2]}/{sha256}" for sha256 in gone]
     for place in places:
         (data / place).unlink()
     if not (data / INBOX).exists():
@@ -200,6 +231,14 @@ def _erase(data: Path, erased: set[str], source: Path) -> list[str]:
                 _delete_novelty(connection, sha256)
                 places.append(str(image.relative_to(data)))
     return places
+
+
+def _erase_features(data: Path, again: FeatureStore) -> list[str]:
+    """Remove the features of erased images from a copied folder, unless the source has them; returns their places."""
+    copied = {found.sha256 for found in FeatureStore(data)}
+    gone = [sha256 for sha256 in copied & erased_images(data, with_features=True) if sha256 not in again]
+    FeatureStore(data).erase(gone)
+    return [feature_key(sha256) for sha256 in gone]
 
 
 def _delete_novelty(connection: sqlite3.Connection, id: str) -> None:

@@ -3,9 +3,11 @@
 **Every value is verified, and `CURRENT` comes last**: until then the target has no current version. A call that was
 interrupted can be repeated; what the target holds already is compared, not copied again. The source is only read.
 
-Copied is what belongs to all machines: versions and their contents, images, backbone, the logs of promotions and
-erasures, format and id. Inbox, keys, audit log, embedded Redis and caches belong to one machine. Checkpoints are left
-out: a task that is being learned starts again.
+Copied is what belongs to all machines: versions and their contents, images or the features in their place, the images
+of an inbox that servers share, backbone, the logs of promotions and erasures, format, id, and what the folder keeps. A
+folder that does not keep images gives none to the copy: neither those of its inbox, nor those of tasks, which must have
+ended. A server's own inbox, keys, audit log, embedded Redis and caches belong to one machine. Checkpoints are left out:
+a task that is being learned starts again.
 """
 
 from __future__ import annotations
@@ -23,16 +25,21 @@ from models.versions.contents import FOLDERS
 from models.versions.data_format import MARKER as FORMAT
 from models.versions.data_format import check_format
 from models.versions.folder_id import MARKER as ID
+from models.versions.keep import RECORD as KEEP
+from models.versions.keep import recorded_keep
 from models.versions.promotions import FOLDER as PROMOTIONS
 from models.versions.pruning import MARKS
 from models.versions.reader import CURRENT, GRAPHS, REJECTED, VERSIONS, version_number
 from tasks.images.erasures import LOG, entry_key, erased_images, erasures
+from tasks.images.feature_store import FeatureStore
 from tasks.images.store import ImageStore
 
+NOVELTIES = "novelties/"  # the images of the inbox that servers share; its rows are in Redis, under the same id
+NOVEL_IMAGES = f"{NOVELTIES}images/"
 THREADS = 8  # a store answers several requests at a time
 CHUNK = 256
 # In the order of publishing: a manifest follows its contents.
-COPIED = (*FOLDERS, GRAPHS, "images/", PROMOTIONS, REJECTED, VERSIONS, MARKS)
+COPIED = (*FOLDERS, GRAPHS, "images/", "features/", NOVEL_IMAGES, PROMOTIONS, REJECTED, VERSIONS, MARKS)
 REPLACEABLE = (REJECTED, MARKS)  # values that may change in the source between two calls
 
 
@@ -47,8 +54,9 @@ def migrate(source: Storage, target: Storage, on_value: Callable[[int], None] = 
     if _get(source, FORMAT) is None:
         raise OpenWorldError(f"there is no data folder at {source.location('')}")
     _claim(source, target, before)
+    copied = [folder for folder in COPIED if folder != NOVEL_IMAGES or recorded_keep(source) == "images"]
     with ThreadPoolExecutor(THREADS) as threads:
-        keys = (found.key for folder in COPIED for found in source.list(folder))
+        keys = (found.key for folder in copied for found in source.list(folder))
         while chunk := list(islice(keys, CHUNK)):
             for _ in threads.map(lambda key: _copy(source, key, target, key), chunk):
                 on_value(1)
@@ -75,7 +83,12 @@ def _claim(source: Storage, target: Storage, current: bytes | None) -> None:
         raise OpenWorldError(
             f"version {version_number(found)} is current in {target.location('')} already: give an empty place"
         )
-    for key, value in ((FORMAT, _get(source, FORMAT)), (ID, own)):
+    if recorded_keep(source) != "images" and next(iter(ImageStore(source)), None) is not None:
+        raise OpenWorldError(
+            f"{source.location('')} keeps no images, and has those of unfinished tasks, which the copy would keep: "
+            "start the service again until its tasks have ended"
+        )
+    for key, value in ((FORMAT, _get(source, FORMAT)), (KEEP, _get(source, KEEP)), (ID, own)):
         if value is not None:
             _put(target, key, value)
 
@@ -100,10 +113,13 @@ def _copy_erasures(source: Storage, target: Storage) -> None:
 
 
 def _remove_erased(source: Storage, target: Storage) -> None:
-    """An earlier call, or this one, may have copied images that were erased in the source since."""
-    images = ImageStore(target)
-    for sha256 in erased_images(source) - {image.sha256 for image in ImageStore(source)}:
-        images.remove(sha256)
+    """An earlier call, or this one, may have copied images or features that were erased in the source since."""
+    for prefix in ("", NOVELTIES):
+        images = ImageStore(target, prefix)
+        for sha256 in erased_images(source) - {image.sha256 for image in ImageStore(source, prefix)}:
+            images.remove(sha256)
+    kept = {features.sha256 for features in FeatureStore(source)}
+    FeatureStore(target).erase(erased_images(source, with_features=True) - kept)
 
 
 def _copy(source: Storage, key: str, target: Storage, target_key: str, sha256: str | None = None) -> None:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from pathlib import Path
 from time import monotonic, sleep
 
-from models.storage import Storage
+from models.storage import DataFolder, Storage, storage_of
 from models.versions.folder_id import folder_id, recorded_id
 from openworld.up.embedded_redis import find_binary, redis_answers, redis_command, redis_url, socket_path
 from tasks.errors import QueueUnavailable
@@ -41,24 +40,26 @@ def running_queue(settings: ProgramSettings, storage: Storage | None = None) -> 
 
 
 @contextmanager
-def queue_of(settings: ProgramSettings, root: Path) -> Iterator[TaskQueue]:
-    """The queue of the data folder `root` in OPENWORLD_REDIS_URL, else in the folder, as `openworld up` has it.
+def queue_of(settings: ProgramSettings, data: DataFolder) -> Iterator[TaskQueue]:
+    """The queue of a data folder in OPENWORLD_REDIS_URL, else in the folder, as `openworld up` has it.
 
     The Redis server of the folder runs meanwhile.
     """
-    prefix, folder = key_prefix(folder_id(root)), root / "redis"
+    prefix, folder = key_prefix(folder_id(data)), storage_of(data).root / "redis"
     if settings.redis_url is not None:
         with closing(connect(settings.redis_url.get_secret_value())) as client:
             yield TaskQueue(client, prefix)
         return
-    folder.mkdir(mode=0o700, parents=True)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     with socket_path(folder) as path:
         process = subprocess.Popen(redis_command(find_binary(), folder, path), stdout=subprocess.DEVNULL)
         try:
             deadline = monotonic() + START_SECONDS
             while not redis_answers(path):
                 if process.poll() is not None or monotonic() > deadline:
-                    raise QueueUnavailable("the Redis server for the restored tasks does not start")
+                    raise QueueUnavailable(
+                        f"the Redis server of {folder} does not start: check the rights and the space of the folder"
+                    )
                 sleep(0.02)
             with closing(connect(redis_url(path))) as client:
                 yield TaskQueue(client, prefix)

@@ -38,8 +38,9 @@ def run(arguments: argparse.Namespace) -> int:
     settings = settings_from(ProgramSettings, {"data": arguments.data, "redis_url": arguments.redis_url})
     if settings.store:
         raise OpenWorldError(
-            f"{settings.store} cannot be backed up in this way: copy it to a folder with `openworld migrate`, or use "
-            "the versioning and the replication of the object store"
+            f"{settings.store} cannot be backed up in this way: copy it to a folder with `openworld migrate "
+            f"{settings.store} FOLDER` and back that up with `--data FOLDER` and without OPENWORLD_STORE, or use the "
+            "versioning and the replication of the object store, which keep erased and discarded images as well"
         )
     if not settings.data.is_dir():
         raise OpenWorldError(f"there is no data folder {settings.data}: name one with --data")

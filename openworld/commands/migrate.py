@@ -21,8 +21,9 @@ Stop the programs that use SOURCE first. Every value is verified, and the curren
 interruption, run the same command again: what is in TARGET already is compared, not copied. SOURCE is not changed; do
 not start a service on it again, because both have the same id and would share a queue.
 
-Copied are versions, images, backbone, and the logs of promotions and erasures. Inbox, keys, audit log and the embedded
-Redis server stay in the local folder: go on with the same --data, and OPENWORLD_STORE.
+Copied are versions, images or the features in their place, the images of an inbox that servers share (not from a
+folder that keeps features), backbone, and the logs of promotions and erasures. A server's own inbox, keys, audit log
+and the embedded Redis server stay in the local folder: go on with the same --data, and OPENWORLD_STORE.
 """
 
 

@@ -23,6 +23,7 @@ from openworld.up.embedded_redis import EmbeddedRedis, redis_url, socket_path
 from openworld.up.supervisor import Program, Supervisor
 from openworld.up.welcome import wait_until_ready, welcome
 from service.settings import ServiceSettings
+from trainer.data_folder import keep_of
 from trainer.learning.settings import LearnerSettings
 from trainer.worker.settings import WorkerSettings
 
@@ -51,9 +52,11 @@ def run(arguments: argparse.Namespace) -> int:
     # The children read the settings too; read all of them here to report an error before anything starts.
     given: dict[str, Any] = {"data": arguments.data.absolute(), "host": arguments.host, "port": arguments.port}
     server, worker = settings_from(ServiceSettings, given), settings_from(WorkerSettings, {"data": given["data"]})
-    settings_from(LearnerSettings, {})
+    learner = settings_from(LearnerSettings, {})
     make_folder(server.data)
-    open_data_folder(server.open_storage())
+    storage = server.open_storage()
+    open_data_folder(storage)
+    keep_of(storage, learner)
     with ExitStack() as stack:
         lock = stack.enter_context(_lock_folder(server.data))
         # A free port is chosen here, so that a restarted server keeps it.

@@ -53,7 +53,8 @@ def _url(host: str, port: int) -> str:
 
 def welcome(server: ServiceSettings, worker: WorkerSettings, version: int) -> str:
     url = _url(server.host, server.port)
-    key = "-H 'Authorization: Bearer <key>' " if server.keys or KeyStore(server.data).records() else ""
+    needs_keys = server.keys or "keys" in server.shared or KeyStore(server.data).records()
+    key = "-H 'Authorization: Bearer <key>' " if needs_keys else ""
     metrics = f"{url}/metrics"
     if worker.metrics_port:
         metrics += f"; trainer: {_url(worker.metrics_host, worker.metrics_port)}/metrics"

@@ -169,12 +169,8 @@ class SharedInbox(Inbox):
         except (ImageError, StoreError) as error:
             log.warning("the image %s of the inbox has no row and cannot be shown: %s", id, error)
             return
-        unknown = Sighting(
-            data=data, sha256=id, prediction_id="", version=0, score=None, calibrated_score=0.0, p_novel=1.0,
-            nearest=(), client="",
-        )  # fmt: skip
         with self._committed(), self._lock:
-            self._add(id, unknown, info, requested=True)
+            self._add(id, Sighting.without_answer(data, id), info, requested=True)
 
     @contextmanager
     def _committed(self, entry: str = "") -> Iterator[None]:

@@ -2,15 +2,17 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from models.storage import LocalFiles, open_storage
 from models.storage.object_cache import ObjectCache
 from models.versions.folder_id import folder_id
+from models.versions.keep import record_less
 from models.versions.store import VersionStore
 from openworld import migration
 from openworld.cli import main
-from tasks.images import ImageStore, erased_images, record_erasure
+from tasks.images import FeatureStore, ImageStore, erased_images, record_erasure
 from tests.support.object_stores import memory_storage, new_bucket
 from tests.support.version_stores import flip_byte, publish, tree
 
@@ -26,6 +28,7 @@ def folder(tmp_path: Path) -> Path:
     store.activate(1, "operator", "roll back")
     for number in range(5):
         images.put(f"image {number}".encode())
+    ImageStore(root, "novelties/").put(b"a novelty of the shared inbox")
     record_erasure(root, ["ab" * 32], "operator")
     folder_id(root)
     (root / "keys.json").write_text("{}")
@@ -33,7 +36,19 @@ def folder(tmp_path: Path) -> Path:
     return root
 
 
-SHARED = ("versions", "promotions", "tasks", "heads", "samples", "graphs", "images", "CURRENT", "FORMAT", "ID")
+SHARED = (
+    "versions",
+    "promotions",
+    "tasks",
+    "heads",
+    "samples",
+    "graphs",
+    "images",
+    "novelties",
+    "CURRENT",
+    "FORMAT",
+    "ID",
+)
 
 
 def shared(root: Path) -> dict[str, bytes | None]:
@@ -105,6 +120,26 @@ def test_a_repeated_migration_removes_what_was_erased_in_the_source_since(folder
     migration.migrate(LocalFiles(folder), target)
     assert {image.sha256 for image in ImageStore(target)} == {back, *kept}
     assert {erased, back} <= erased_images(target)
+
+
+def test_a_folder_that_keeps_features_gives_no_image_to_the_copy_and_no_erased_features(
+    folder: Path, tmp_path: Path
+) -> None:
+    target, images, features = memory_storage(tmp_path / "machine"), ImageStore(folder), FeatureStore(folder)
+    images.erase(list(images))
+    record_less(folder, "features")
+    erased, back, discarded = ("aa" * 32, "bb" * 32, "cc" * 32)
+    tokens = {0: np.ones((1, 4), np.float32)}
+    features.put_all((sha256, tokens) for sha256 in (erased, back, discarded))
+    migration.migrate(LocalFiles(folder), target)
+    assert [list(ImageStore(target, prefix)) for prefix in ("", "novelties/")] == [[], []]
+    assert {found.sha256 for found in FeatureStore(target)} == {erased, back, discarded}
+
+    record_erasure(folder, [discarded], "trainer", features_kept=True)
+    record_erasure(folder, [erased, back], "operator")
+    features.erase([erased])  # the other one was taught again
+    migration.migrate(LocalFiles(folder), target)
+    assert {found.sha256 for found in FeatureStore(target)} == {back, discarded}
 
 
 def test_migrating_keeps_no_local_copies_of_the_values(

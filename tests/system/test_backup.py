@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import httpx2 as httpx
 import pytest
 
+from models.versions.folder_id import folder_id
 from models.versions.store import VersionStore
 from openworld.check import check_folder
 from openworld.cli import main
+from service.shared import Lease, RedisState, SharedInbox
 from tasks.images import ImageStore, record_erasure
-from tasks.queue import ENDED
+from tasks.queue import ENDED, key_prefix
+from tests.support.inbox import sighting
 from tests.support.learning_loop import Loop, batch, loop
+from tests.support.novelties import block_image
 from tests.support.redis_servers import RedisServer
 from tests.support.servers import learned_folder, novel_image
+from tests.support.shared_inboxes import Server
 from tests.support.version_stores import flip_byte
 
 
@@ -108,6 +114,31 @@ def test_a_restored_folder_equals_the_original(backup: Path, tmp_path: Path, exi
     assert {image.sha256 for image in ImageStore(tmp_path / "new")} == {
         image.sha256 for image in ImageStore(backup.parent / "robot")
     }
+
+
+def test_the_inbox_that_servers_share_is_restored_without_what_was_erased(tmp_path: Path) -> None:
+    data, restored = learned_folder(tmp_path / "robot"), tmp_path / "new"
+    with RedisServer(tmp_path / "redis") as redis:
+        with shared_inbox(data, redis) as inbox:
+            kept, erased = (inbox.add(sighting(block_image(n)), requested=True).id for n in (1, 2))
+            before = {one.id: one for one in inbox.list("new", 10).items}
+        assert main(["backup", str(tmp_path / "copy"), "--data", str(data), "--redis-url", redis.url]) == 0
+        record_erasure(tmp_path, [str(erased)], "operator")
+        words = ["--data", str(restored), "--redis-url", redis.url, "--erasures", str(tmp_path)]
+        assert main(["restore", str(tmp_path / "copy"), *words]) == 0
+        with shared_inbox(restored, redis) as inbox:
+            assert {one.id: one for one in inbox.list("new", 10).items} == {kept: before[str(kept)]}
+            assert inbox.read_image(str(kept)) == block_image(1)
+
+
+@contextmanager
+def shared_inbox(data: Path, redis: RedisServer) -> Iterator[SharedInbox]:
+    """The shared inbox of a data folder, of a server that owns it."""
+    with closing(RedisState(redis.url, key_prefix(folder_id(data)))) as state:
+        server, lease = Server(state, ImageStore(data, "novelties/"), "http://server"), Lease("token", "http://server")
+        state.run("inbox_lease", *lease.arguments)
+        with closing(server.open(lease)) as inbox:
+            yield inbox
 
 
 def test_folders_with_files_are_refused(backup: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
