@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, Request
 
-from models import files
-from models.errors import StoreError
+from models.errors import OpenWorldError, StoreError
 from models.images import DecodeBudget, ImageLimits
 from models.inference.providers import gpu_present
 from models.inference.runtime import RuntimeCache
-from models.storage import Storage
 from models.versions.data_format import open_data_folder
 from models.versions.folder_id import folder_id
+from models.versions.keep import open_keep, recorded_keep
 from models.versions.store import VersionStore
 from service.audit import AuditLog
-from service.errors import InboxMoved, NoQueue
+from service.erasure import Erasure, clean_up
+from service.errors import NoQueue
 from service.http.auth import Keyring
 from service.http.batch_bodies import form_overhead
 from service.http.bodies import Pace
@@ -40,12 +40,12 @@ from service.inference.recorder import Recorder
 from service.inference.shared_predictions import SharedPredictions
 from service.key_store import KeyStore
 from service.settings import ServiceSettings
-from service.shared import RedisState
+from service.shared import RedisState, SharedKeyStore
 from service.task_events import TaskEvents
 from service.threads import BoundedThreads
 from tasks.batch import BatchLimits
 from tasks.errors import QueueUnavailable
-from tasks.images import ErasureFollower, ImageStore, erase_copies, erased_at, erased_images
+from tasks.images import ImageStore
 from tasks.queue import TaskQueue, announce, connect, key_prefix, listen
 
 log = logging.getLogger(__name__)
@@ -53,16 +53,8 @@ T = TypeVar("T")
 
 DISK_THREADS = 64  # threads of `asyncio.to_thread`: calls that wait for disks
 REDIS_THREADS, REDIS_CALLS = 16, 64  # calls that wait for Redis; more are refused
-ERASURE_SECONDS = 1.0  # between looks at the log of erasures
 # Default images per computed batch. On a CPU eight are no faster than four, and others wait twice as long for them.
 GPU_BATCH, CPU_BATCH = 32, 4
-
-
-class Erased(NamedTuple):
-    """How many copies were erased."""
-
-    novelties: int
-    recent: int  # recent predictions, in memory
 
 
 class Container:
@@ -73,10 +65,10 @@ class Container:
         self.draining = False  # not ready any more, but still answering
         self.storage = settings.open_storage()
         self.images = ImageStore(self.storage)
-        self.keyring = Keyring(settings.keys, KeyStore(settings.data))
         self.audit_log = AuditLog(settings.data)
         self.metrics = Metrics(ScoreDrift(settings.drift_window, settings.drift_window // 10))
         self.metrics.ready.set_function(lambda: float(self.ready))
+        self.storage.observe(self.metrics.store.observe)
 
         on_gpu = settings.device != "cpu" and gpu_present()
         max_batch = settings.batch_size or (GPU_BATCH if on_gpu else CPU_BATCH)
@@ -84,6 +76,7 @@ class Container:
         self.engine = Engine(max_batch, self.metrics, parallel_batches, settings.decode_threads)
         if self.storage.shared or settings.data.exists():  # otherwise the queue or the first write creates it
             open_data_folder(self.storage)
+        self.keep = open_keep(self.storage, settings.keep)
         image_limits = ImageLimits(
             settings.max_image_bytes, settings.max_image_pixels, DecodeBudget(settings.decode_memory)
         )
@@ -114,6 +107,7 @@ class Container:
         )
         self.metrics.in_flight.set_function(lambda: self.admission.in_use.images)
         self._shared = self._connect_shared()
+        self.keyring = Keyring(settings.keys, self._key_store())
         self.rate_limiter = (
             SharedRateLimiter(self._shared, settings.rate_limit, settings.max_request_images)
             if self._shared is not None and "rates" in settings.shared
@@ -127,7 +121,9 @@ class Container:
         self.address = f"http://{settings.host}:{settings.port}"  # at which other servers reach this one
         self.thumbnails = Thumbnails(image_limits)
         self.recent = (
-            SharedPredictions(self._shared, settings.recent_bytes, settings.recent_seconds)
+            SharedPredictions(
+                self._shared, settings.recent_bytes, settings.recent_seconds, rewrite=self.keep != "images"
+            )
             if self._shared is not None and "recent" in settings.shared
             else RecentPredictions(settings.recent_bytes)
         )
@@ -140,6 +136,10 @@ class Container:
             self.recorder,
             self.metrics,
             self.active_version,
+            self.keep,
+        )
+        self.erasure = Erasure(
+            self.storage, self.recorder, self.recent, self.novelties, self.thumbnails, settings.max_request_timeout
         )
         self.pulse = Pulse(self.metrics, self.active_version)
 
@@ -171,6 +171,14 @@ class Container:
             return None
         return RedisState(url.get_secret_value(), key_prefix(folder_id(self.storage)))
 
+    def _key_store(self) -> KeyStore:
+        own = KeyStore(self.settings.data)
+        if self._shared is None or "keys" not in self.settings.shared:
+            return own
+        if own.records():
+            log.warning("the keys in %s are not used: the servers share others through Redis", own.place)
+        return SharedKeyStore(self.settings.data, self._shared)
+
     @property
     def inbox(self) -> Inbox | None:
         """The inbox, while this server has it."""
@@ -198,8 +206,9 @@ class Container:
         self.engine.start()
         await self.active_version.start()
         self._background.append(asyncio.create_task(self.pulse.run()))
-        self._background.append(asyncio.create_task(asyncio.to_thread(_clean_up, self.storage)))
-        self._background.append(asyncio.create_task(self._follow_erasures()))
+        self._background.append(asyncio.create_task(asyncio.to_thread(clean_up, self.storage)))
+        self._background.append(asyncio.create_task(self.erasure.follow()))
+        self._background.append(asyncio.create_task(self._follow_keep()))
         if self.settings.inbox:
             await self.novelties.start(self.address)
         if self.settings.redis_url is not None:
@@ -267,63 +276,21 @@ class Container:
             return sighting.data
         return self.images.read(id) if id in self.images else None
 
-    async def erase_images(self, sha256s: Collection[str]) -> Erased:
-        """Erase all copies of images that this server has besides the image store.
-
-        Other servers of the data folder follow the log of erasures, and do the same within `ERASURE_SECONDS`.
-        """
-        self.recorder.erase(sha256s, self.settings.max_request_timeout)
-        # Before the inbox: a person may report a recent prediction, which puts its image there.
-        recent = await self.recent.erase(sha256s)
-        await asyncio.to_thread(self.recorder.discard, sha256s)
-        novelties = await asyncio.to_thread(self.novelties.erase, sha256s)
-        for sha256 in sha256s:
-            self.thumbnails.remove(sha256)
-        return Erased(novelties, recent)
-
-    async def _follow_erasures(self) -> None:
-        follower: ErasureFollower | None = None
-        left: set[str] = set()
-        while True:
-            try:
-                if follower is None:
-                    follower = await asyncio.to_thread(ErasureFollower, self.storage)
-                await asyncio.sleep(ERASURE_SECONDS)
-                left |= await asyncio.to_thread(follower.new)
-                if left:
-                    await self.erase_images(left)
-                    if self.storage.shared:  # the server that erased them has a folder of its own
-                        await asyncio.to_thread(erase_copies, self.storage, left)
-                        await asyncio.to_thread(self.novelties.images.drop_copies, left)
-                    left = set()
-            except (QueueUnavailable, InboxMoved) as error:  # of the copies that servers share: tried again
-                log.warning("copies of erased images that servers share remain for now: %s", error)
-            except (OSError, StoreError) as error:
-                if self.storage.shared:  # tried again: an object store may refuse or not answer for some time
-                    log.error("copies of erased images remain in this server for now: %s", error)
-                else:
-                    left = set()
-                    log.error("copies of erased images may remain in this server: %s", error)
-                await asyncio.sleep(ERASURE_SECONDS)
+    async def _follow_keep(self) -> None:
+        """Until the first version, a trainer may record what the folder keeps; later only `openworld convert` does."""
+        learned = False
+        while self.keep == "images" and not learned:
+            await asyncio.sleep(self.settings.poll_seconds)
+            has_version = self.active_version.model.version != 0  # asked before the record, which precedes any version
+            with suppress(OSError, OpenWorldError):  # looked at again
+                self.keep = await asyncio.to_thread(recorded_keep, self.storage)
+                learned = has_version
+        self.novelties.use_keep(self.keep)
+        self.recent.rewrite = self.keep != "images"
 
 
 def _queue_is_busy() -> QueueUnavailable:
     return QueueUnavailable(f"{REDIS_CALLS} calls wait for Redis already: check that it answers, then try again")
-
-
-def _clean_up(storage: Storage) -> None:
-    """Remove what killed processes have left: temporary files of uploads, and images whose erasure was interrupted.
-
-    Their features, too.
-    """
-    for path in files.abandoned(storage.root / "images"):
-        with suppress(OSError):
-            path.unlink()
-    images = ImageStore(storage)
-    with suppress(StoreError, OSError):
-        found = [(images.find(sha256), time) for sha256, time in erased_at(storage).items()]
-        images.erase(image for image, time in found if image and image.time < time)
-        erase_copies(storage, erased_images(storage))
 
 
 async def get_container(request: Request) -> Container:

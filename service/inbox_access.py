@@ -10,10 +10,12 @@ import asyncio
 import logging
 from collections.abc import Collection
 from contextlib import suppress
+from dataclasses import replace
 
 from models.errors import StoreError
 from models.images import ImageLimits
 from models.storage import Storage
+from models.versions.keep import Keep
 from service.errors import NotFound
 from service.http.inbox_forwarding import InboxPlace
 from service.inbox import EmbeddingScale, Inbox, InboxInUse, InboxLimits
@@ -26,6 +28,7 @@ from service.settings import ServiceSettings
 from service.shared import InboxOwner, InboxSink, Lease, RedisState, SharedInbox
 from tasks.images import ImageStore, erased_at
 
+DAYS, DAYS_WITHOUT_IMAGES = 30.0, 1.0  # that a novel image is kept by default
 COUNT_SECONDS = 0.25  # that /metrics waits for the inbox; then the last known numbers stand
 IN_USE_SECONDS = 1.0  # between attempts to open the inbox while another server has it
 BROKEN_SECONDS = 30.0  # the same, if it cannot be opened for another reason
@@ -45,6 +48,7 @@ class InboxAccess:
         recorder: Recorder,
         metrics: Metrics,
         active_version: ActiveVersion,
+        keep: Keep = "images",
     ) -> None:
         """`shared` is None if the servers do not share the inbox."""
         self._storage, self._shared, self._image_limits = storage, shared, image_limits
@@ -52,9 +56,10 @@ class InboxAccess:
         self._limits = InboxLimits(
             max_count=settings.inbox_count,
             max_bytes=settings.inbox_bytes,
-            max_age_seconds=settings.inbox_days * 86400,
+            max_age_seconds=86400 * (settings.inbox_days or DAYS),
             rate=settings.inbox_rate,
         )
+        self._kept_seconds = 86400 * (settings.inbox_days or DAYS_WITHOUT_IMAGES)  # if the folder keeps no images
         self._scaled: tuple[ServableModel, EmbeddingScale | None] = (active_version.model, None)
         self.inbox: Inbox | None = None
         # The shared images are apart from those of a server's own inbox, which may still exist and is in its folder.
@@ -63,6 +68,14 @@ class InboxAccess:
         self._owner: InboxOwner | None = None
         self._opening: asyncio.Task[None] | None = None
         self._counting: asyncio.Task[None] | None = None
+        self.use_keep(keep)
+
+    def use_keep(self, keep: Keep) -> None:
+        """Apply what the data folder promises about novel images."""
+        if keep != "images":
+            self._limits = replace(self._limits, max_kept_seconds=self._kept_seconds)
+        if self.inbox is not None:
+            self.inbox.use_limits(self._limits)
 
     async def start(self, address: str) -> None:
         """`address` is that of this server, for the others."""

@@ -1,6 +1,7 @@
 """`/images`: what depends on a stored image, and erasure of one image or of all above an age.
 
-Submitted images are stored because later tasks replay them. Only an operator removes them.
+Submitted images are stored because later tasks replay them. Only an operator removes them. A data folder that does not
+keep images has them until their task ends, and features in their place after that, which are erased in the same way.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Request, Response
 
-from service.container import Container, ContainerDep, Erased
-from service.errors import BadRequest, ImageInUse, NoQueue, NotFound
+from service.container import Container, ContainerDep
+from service.erasure import Erased
+from service.errors import BadRequest, ImageInUse, ImagesDiscarded, NoQueue, NotFound
 from service.http.audit import audit_detail
 from service.http.auth import LabelKey, OperateKey
 from service.http.image_responses import CACHE_SECONDS
@@ -62,8 +64,9 @@ async def delete_expired(
     """Older versions keep answering without them; later tasks train on the remaining images."""
     if not confirm:
         raise BadRequest("this cannot be undone: look at GET /images/expired first, then add confirm=true")
-    removed = await container.ask_queue(_retention(container).remove_expired, older_than_days, key.name)
-    erased = await container.erase_images([image.sha256 for image in removed])
+    async with container.erasure.counting:
+        removed = await container.ask_queue(_retention(container).remove_expired, older_than_days, key.name)
+        erased = await container.erasure.erase([image.sha256 for image in removed])
     audit_detail(request, older_than_days=older_than_days, images=len(removed), novelties=erased.novelties)
     log.info(
         "'%s' removed %d images older than %g days and %d novelties",
@@ -75,15 +78,16 @@ async def delete_expired(
 @router.get(
     "/images/{sha256}",
     summary="Where an image is stored, and what depends on it",
-    responses=documented(401, 403, 404, 422, 503),
+    responses=documented(401, 403, 404, 410, 422, 503),
 )
 async def image(container: ContainerDep, key: OperateKey, sha256: ShaPath) -> ImageUses:
     references, novel = await container.ask_queue(_references, container, sha256)
-    if not (references.stored or novel or references.dependents):
-        raise _unknown(sha256)
+    if not (references.stored or references.features or novel or references.dependents):
+        raise _not_stored(container, sha256, references)
     return ImageUses(
         sha256=sha256,
         stored=references.stored is not None,
+        features=references.features is not None,
         bytes=references.stored.bytes if references.stored else None,
         stored_at=utc_time(references.stored.time) if references.stored else None,
         in_memory_of=list(references.replayed_by),
@@ -98,7 +102,7 @@ async def image(container: ContainerDep, key: OperateKey, sha256: ShaPath) -> Im
     "/images/{sha256}/thumbnail",
     summary="A small JPEG of an image that a task submitted, upright",
     response_class=Response,
-    responses=RESPONSES,
+    responses={**RESPONSES, **documented(410)},
 )
 async def thumbnail(
     request: Request, container: ContainerDep, key: LabelKey, sha256: ShaPath, size: SizeQuery = DEFAULT_SIZE
@@ -106,6 +110,8 @@ async def thumbnail(
     images = container.images
     # Even when the client or this server has it cached: an erased image must not be shown.
     if await asyncio.to_thread(images.find, sha256) is None:
+        if container.keep != "images":
+            raise ImagesDiscarded(f"image {sha256} is not kept in this mode: the data folder keeps {container.keep}")
         raise _unknown(sha256)
     return await thumbnail_response(request, container, sha256, size, images.read)
 
@@ -113,7 +119,7 @@ async def thumbnail(
 @router.delete(
     "/images/{sha256}",
     summary="Erase an image: every copy on this machine",
-    responses=documented(401, 403, 404, 409, 422, 503),
+    responses=documented(401, 403, 404, 409, 410, 422, 503),
 )
 async def delete(
     request: Request,
@@ -127,15 +133,16 @@ async def delete(
     A version without the image keeps answering; an unfinished task without it fails.
     """
     references, novel = await container.ask_queue(_references, container, sha256)
-    if references.stored and references.dependents and not force:
+    if (references.stored or references.features) and references.dependents and not force:
         raise ImageInUse("this image is in use: add force=true to remove it", references.dependents)
-    if references.stored is None and container.storage.root.exists():
-        # The inbox or the memory of another server may have it: that server follows the log.
-        await asyncio.to_thread(record_erasure, container.storage, [sha256], key.name)
-    removed = await container.ask_queue(_retention(container).remove, sha256, key.name)
-    erased = (await container.erase_images([sha256]))._replace(novelties=int(novel))
+    async with container.erasure.counting:
+        if references.stored is None and references.features is None and container.storage.root.exists():
+            # The inbox or the memory of another server may have it: that server follows the log.
+            await asyncio.to_thread(record_erasure, container.storage, [sha256], key.name)
+        removed = await container.ask_queue(_retention(container).remove, sha256, key.name)
+        erased = (await container.erasure.erase([sha256]))._replace(novelties=int(novel))
     if not (removed or novel or erased.recent):
-        raise _unknown(sha256)
+        raise _not_stored(container, sha256, references)
     audit_detail(request, force=force, images=len(removed), novelties=erased.novelties)
     log.info("'%s' removed image %s with %d dependents", key.name, sha256, len(references.dependents))
     return _removed(removed, erased, [*_remains(references), *LATER])
@@ -185,6 +192,16 @@ def _retention(container: Container) -> Retention:
     except NoQueue:  # this server accepts no tasks; a queue that is unreachable is an error
         return Retention(container.active_version.store)
     return Retention(container.active_version.store, queue.unfinished_images)
+
+
+def _not_stored(container: Container, sha256: str, references: ImageReferences) -> ImagesDiscarded | NotFound:
+    if container.keep == "statistics" and references.learned_by:
+        return ImagesDiscarded(
+            f"nothing of image {sha256} is stored but its hash; the sums of version {references.learned_by[-1]} "
+            "contain it and cannot be changed without it: to remove its influence, teach its class again without it, "
+            "in a new data folder"
+        )
+    return _unknown(sha256)
 
 
 def _unknown(sha256: str) -> NotFound:

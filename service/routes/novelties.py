@@ -143,7 +143,7 @@ async def report(
     _audit_ids(request, [one.prediction_id for one in found])
     results = await asyncio.to_thread(lambda: [inbox.add(one, requested=True) for one in found])
     if erased := [sha256_bytes(one.data) for one in found if container.recorder.is_erased(one.data)]:
-        await container.erase_images(erased)  # while they were added
+        await container.erasure.erase(erased)  # while they were added
     kept = [
         ReportResult(
             prediction_id=one.prediction_id, novelty_id=result.id, outcome=result.outcome, reason=result.reason
@@ -173,7 +173,7 @@ async def delete(container: ContainerDep, key: LabelKey, inbox: InboxDep, id: Id
     if await asyncio.to_thread(inbox.get, id) is None:
         raise _unknown(id)
     await asyncio.to_thread(record_erasure, container.storage, [id], key.name)
-    await container.erase_images([id])
+    await container.erasure.erase([id])
 
 
 @router.get(

@@ -6,38 +6,40 @@ import asyncio
 from collections.abc import Collection
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from models.errors import StoreError
 from models.files import sha256_bytes
 from models.storage import Storage, StoreUnavailable
-from service import container as module
-from service.container import Container
+from service import erasure
+from service.erasure import Erased, Erasure
 from tasks.images import ImageStore, record_erasure
 from tests.support.object_stores import memory_storage
 
 
-class FollowingServer:
-    """What `Container._follow_erasures` uses; the first calls of `erase_images` fail with the given errors."""
+class FollowingServer(Erasure):
+    """A server without copies; the first calls of `erase` fail with the given errors."""
 
     def __init__(self, storage: Storage, errors: list[Exception]) -> None:
-        self.storage, self._errors = storage, errors
-        self.novelties = SimpleNamespace(images=ImageStore(storage, "novelties/"))
-        self.calls: list[set[str]] = []
+        nothing: Any = None
+        novelties: Any = SimpleNamespace(images=ImageStore(storage, "novelties/"))
+        super().__init__(storage, nothing, nothing, novelties, nothing, 60)
+        self._errors, self.calls = errors, list[set[str]]()
         self.erased = asyncio.Event()
 
-    async def erase_images(self, sha256s: Collection[str]) -> None:
+    async def erase(self, sha256s: Collection[str]) -> Erased:
         self.calls.append(set(sha256s))
         if self._errors:
             raise self._errors.pop(0)
         self.erased.set()
+        return Erased(0, 0)
 
     async def follow_until_erased(self, sha256: str) -> None:
-        task = asyncio.create_task(Container._follow_erasures(cast(Any, self)))
+        task = asyncio.create_task(self.follow())
         await asyncio.sleep(0.1)  # it has read the end of the log
-        record_erasure(self.storage, [sha256], "another server")
+        record_erasure(self._storage, [sha256], "another server")
         await asyncio.wait_for(self.erased.wait(), 20)
         await asyncio.sleep(0.1)  # local copies follow
         task.cancel()
@@ -60,7 +62,7 @@ def caused(error: OSError) -> StoreError:
 def test_an_erasure_is_repeated_until_the_object_store_answers(
     error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "ERASURE_SECONDS", 0.01)
+    monkeypatch.setattr(erasure, "FOLLOW_SECONDS", 0.01)
     storage = memory_storage(tmp_path)
     data, images = b"a face", ImageStore(storage)
     sha256 = images.put(data)
@@ -77,3 +79,20 @@ def test_an_erasure_is_repeated_until_the_object_store_answers(
     assert asyncio.run(follow()) == [{sha256}] * 3
     assert sha256 == sha256_bytes(data)
     assert [path for path in copies.rglob("*") if path.is_file()] == []
+
+
+def test_an_erasure_waits_while_a_request_counts_the_copies_that_it_erases(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(erasure, "FOLLOW_SECONDS", 0.01)
+
+    async def follow() -> tuple[int, int]:
+        server = FollowingServer(memory_storage(tmp_path), [])
+        async with server.counting:
+            following = asyncio.create_task(server.follow_until_erased("0" * 64))
+            await asyncio.sleep(0.5)  # the entry is in the log, and was read
+            during = len(server.calls)
+        await following
+        return during, len(server.calls)
+
+    assert asyncio.run(follow()) == (0, 1)

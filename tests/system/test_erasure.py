@@ -17,15 +17,15 @@ import pytest
 
 from models.files import sha256_bytes
 from models.images import DEFAULT_LIMITS
+from models.storage import LocalFiles
 from openworld.check import check_folder
-from service.container import Container
+from service.erasure import Erasure
 from service.http.auth import ANONYMOUS
 from service.inbox import AddResult, Inbox, Sighting, Thumbnails
 from service.inference.metrics import Metrics
 from service.inference.recent_predictions import RecentPredictions
 from service.inference.recorder import Recorder
 from service.routes.novelties import report
-from service.settings import ServiceSettings
 from service.wire.novelties import ReportedPredictions
 from tasks.images import FeatureCache, ImageStore, record_erasure
 from tests.service.inference.test_recorder import answer
@@ -150,7 +150,7 @@ def test_a_thumbnail_that_is_computed_during_the_erasure_is_not_kept() -> None:
     assert asyncio.run(erase_while_reading()) == 0
 
 
-def test_a_recent_prediction_cannot_be_reported_between_the_steps_of_an_erasure() -> None:
+def test_a_recent_prediction_cannot_be_reported_between_the_steps_of_an_erasure(tmp_path: Path) -> None:
     recent, image = RecentPredictions(), make_image(1)
     recorder = Recorder(Metrics(), recent)
     recorder.record(image, answer(novel=False), "a", 1, "robot")
@@ -160,14 +160,9 @@ def test_a_recent_prediction_cannot_be_reported_between_the_steps_of_an_erasure(
             assert recent.get("a") is None
             return 0
 
-    parts: Any = SimpleNamespace(
-        settings=ServiceSettings(),
-        recorder=recorder,
-        recent=recent,
-        novelties=SimpleNamespace(erase=WatchedInbox().delete),
-        thumbnails=Thumbnails(DEFAULT_LIMITS),
-    )
-    assert asyncio.run(Container.erase_images(parts, [sha256_bytes(image)])) == (0, 1)
+    inbox: Any = SimpleNamespace(erase=WatchedInbox().delete)
+    erasure = Erasure(LocalFiles(tmp_path), recorder, recent, inbox, Thumbnails(DEFAULT_LIMITS), 60)
+    assert asyncio.run(erasure.erase([sha256_bytes(image)])) == (0, 1)
 
 
 def test_an_image_that_is_reported_during_its_erasure_does_not_return() -> None:
@@ -179,11 +174,13 @@ def test_an_image_that_is_reported_during_its_erasure_does_not_return() -> None:
             recorder.erase([sha256_bytes(one.data)], 60)
             return AddResult("new", sha256_bytes(one.data))
 
-    async def erase_images(sha256s: Collection[str]) -> None:
+    async def erase(sha256s: Collection[str]) -> None:
         erased.extend(sha256s)
 
     container: Any = SimpleNamespace(
-        recent=SimpleNamespace(get={sighted.prediction_id: sighted}.get), recorder=recorder, erase_images=erase_images
+        recent=SimpleNamespace(get={sighted.prediction_id: sighted}.get),
+        recorder=recorder,
+        erasure=SimpleNamespace(erase=erase),
     )
     request: Any = SimpleNamespace(scope={})
     body = ReportedPredictions(prediction_ids=[sighted.prediction_id])
