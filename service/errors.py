@@ -13,6 +13,7 @@ OpenWorldError
 │   ├── ForeignOrigin         a page of another site sent the request
 │   ├── UnknownHost           the request is for a name that the server does not have
 │   ├── NotFound              no such resource
+│   ├── ImagesDiscarded       the images that the request needs were discarded, as the data folder promises
 │   ├── RetryLater            try again after `retry_after` seconds
 │   │   ├── Overloaded          the server has as many images in progress as it admits
 │   │   │   └── KeyBusy           one key has as much in progress as a key may have
@@ -82,6 +83,10 @@ class UnknownHost(ServiceError):
 
 class NotFound(ServiceError):
     """There is no such resource."""
+
+
+class ImagesDiscarded(ServiceError):
+    """The images that the request needs were discarded: the data folder does not keep images."""
 
 
 class RetryLater(ServiceError):

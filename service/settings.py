@@ -11,9 +11,11 @@ from pydantic import AfterValidator, BeforeValidator, Field, IPvAnyNetwork, fiel
 from pydantic_settings import NoDecode, SettingsConfigDict
 
 from models.images import DECODED_PIXEL_BYTES, MAX_BYTES, MAX_PIXELS
+from models.versions.keep import SETTING as KEEP_SETTING
+from models.versions.keep import Keep
 from service.key_store import KeyStore
 from service.keys import Key, parse_keys
-from tasks.settings import Device, ProgramSettings, shared
+from tasks.settings import KEEP, Device, ProgramSettings, shared
 
 MIB = 2**20
 
@@ -39,7 +41,7 @@ def _origin(origin: str) -> str:
 
 Hosts = Annotated[tuple[Annotated[str, AfterValidator(_host)], ...], NoDecode, BeforeValidator(_split)]
 Origins = Annotated[tuple[Annotated[str, AfterValidator(_origin)], ...], NoDecode, BeforeValidator(_split)]
-Shared = Annotated[tuple[Literal["recent", "inbox", "rates"], ...], NoDecode, BeforeValidator(_split)]
+Shared = Annotated[tuple[Literal["recent", "inbox", "rates", "keys"], ...], NoDecode, BeforeValidator(_split)]
 Networks = Annotated[tuple[IPvAnyNetwork, ...], NoDecode, BeforeValidator(_split)]
 
 
@@ -64,6 +66,7 @@ class ServiceSettings(ProgramSettings):
     )
     rate_limit: float = Field(0, ge=0, description="images per second and key, 0: no limit")
 
+    keep: Keep | None = shared(KEEP_SETTING, None, KEEP)
     device: Device = shared("OPENWORLD_DEVICE", "auto", "where to compute; cuda refuses to start without a GPU")
     threads: int = Field(default_factory=lambda: os.cpu_count() or 1, ge=1, description="CPU threads of ONNX Runtime")
     decode_threads: int = Field(
@@ -116,7 +119,12 @@ class ServiceSettings(ProgramSettings):
     inbox_count: int = Field(5000, ge=1, le=100_000, description="novel images kept, at most 100000")
     inbox_bytes: int = Field(1024 * MIB, ge=MIB, description="bytes of novel images kept")
     inbox_rate: float = Field(20, gt=0, description="new novel images kept per second")
-    inbox_days: float = Field(30, gt=0, description="days that a novel image is kept, counted while a server runs")
+    inbox_days: float | None = Field(
+        None,
+        gt=0,
+        description="days that a novel image is kept, counted while a server runs; default: 30. In a folder that does "
+        "not keep images, days since it was first seen; default: 1",
+    )
     recent_bytes: int = Field(
         64 * MIB, ge=0, description="bytes of recently answered images kept in memory for correction; 0: none"
     )
@@ -125,8 +133,8 @@ class ServiceSettings(ProgramSettings):
     )
     shared: Shared = Field(
         (),
-        description="what the servers of a data folder share through Redis, comma-separated: recent, inbox, rates; see "
-        "[operations.md](operations.md#several-servers)",
+        description="what the servers of a data folder share through Redis, comma-separated: recent, inbox, rates, "
+        "keys; see [operations.md](operations.md#several-servers)",
     )
     advertise: Annotated[str, AfterValidator(_origin)] | None = Field(
         None,
@@ -144,7 +152,8 @@ class ServiceSettings(ProgramSettings):
 
     @model_validator(mode="after")
     def _safe(self) -> Self:
-        if not self.keys and not is_loopback(self.host) and not KeyStore(self.data).records():
+        open_without_keys = not self.keys and "keys" not in self.shared and not KeyStore(self.data).records()
+        if open_without_keys and not is_loopback(self.host):
             raise ValueError(
                 f"host {self.host} can be reached by others and there are no keys: add one with "
                 "`openworld keys create`, set OPENWORLD_KEYS=name:predict+label+operate:secret, or listen on 127.0.0.1"

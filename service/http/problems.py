@@ -37,6 +37,7 @@ TABLE: list[tuple[type[core.OpenWorldError], int, str, str]] = [
     (errors.ForeignOrigin, 403, "foreign_origin", "A page of another site sent the request"),
     (errors.UnknownHost, 421, "unknown_host", "The request is for another host"),
     (errors.NotFound, 404, "not_found", "There is no such resource"),
+    (errors.ImagesDiscarded, 410, "images_discarded", "The images were discarded"),
     (errors.KeyBusy, 429, "key_busy", "The key has too much in progress"),
     (errors.Overloaded, 429, "queue_full", "The server is overloaded"),
     (errors.RateLimited, 429, "rate_limited", "The key exceeds its rate limit"),

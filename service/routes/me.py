@@ -14,4 +14,4 @@ router = APIRouter(tags=["people"])
 
 @router.get("/me", summary="The name and the roles of this key", responses=documented(401))
 async def me(container: ContainerDep, key: AnyKey) -> Me:
-    return Me(keys_needed=bool(container.keyring), name=key.name, roles=sorted(key.roles))
+    return Me(keys_needed=bool(container.keyring), name=key.name, roles=sorted(key.roles), keep=container.keep)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
+from collections.abc import Callable
 from functools import partial
 from typing import Annotated, Any
 
@@ -15,7 +17,9 @@ from models.errors import StoreError
 from models.versions.data_format import open_data_folder
 from models.versions.edits import unusable_labels
 from models.versions.manifest import Manifest
+from models.versions.store import VersionStore
 from service.container import Container, ContainerDep
+from service.errors import ImagesDiscarded
 from service.http.audit import audit_detail
 from service.http.auth import AnyKey, LabelKey
 from service.http.batch_bodies import ReceivedBatch, receive_batch
@@ -23,9 +27,10 @@ from service.http.openapi import BINARY
 from service.http.problems import documented
 from service.task_events import TaskStream
 from service.wire.tasks import Labels, TaskAnswer, TaskPage
-from tasks.batch import LabelledBatch
-from tasks.errors import BatchError, QueueUnavailable
-from tasks.queue import STATES, Task, TaskState
+from tasks.batch import LabelledBatch, check_summed
+from tasks.discarding import discard_task, record_queue, withdraw_batch
+from tasks.errors import BatchError, IdempotencyConflict, QueueFull, QueueUnavailable
+from tasks.queue import STATES, Task, TaskQueue, TaskState
 
 log = logging.getLogger(__name__)
 router = APIRouter(tags=["labellers"])
@@ -71,7 +76,13 @@ async def submit(
             manifest, batch = await container.uploads.run(key.name, lambda: _check_and_store(container, received))
     task = Task.of(batch, key.name, manifest.version if manifest else 0)
     learned = await asyncio.to_thread(_is_learned, container, task.id)
-    submitted = await container.ask_queue(partial(queue.submit, task, idempotency_key, learned=learned))
+    try:
+        submitted = await container.ask_queue(partial(queue.submit, task, idempotency_key, learned=learned))
+    except (QueueFull, IdempotencyConflict):
+        await _remove(container, partial(withdraw_batch, task=task))
+        raise
+    if submitted.task.ended:  # it has ended before, and needs no images
+        await _discard(container, submitted.task)
     audit_detail(request, submitted.task.id, images=submitted.task.counts, fresh=submitted.fresh)
     try:
         # Also by hash: an image that was uploaded may be in the inbox.
@@ -91,6 +102,9 @@ def _check_and_store(container: Container, received: ReceivedBatch) -> tuple[Man
     batch = received.check(manifest.active_classes if manifest else [])
     if manifest and (problems := unusable_labels(manifest, batch.classes)):
         raise BatchError(problems)
+    if container.keep == "statistics":
+        check_summed({name: len(keys) for name, keys in batch.keys.items()}, {}, {})
+    record_queue(container.storage, container.queue())
     _store(container, batch)
     return manifest, batch
 
@@ -102,6 +116,33 @@ def _is_learned(container: Container, task_id: str) -> bool:
 
 def _store(container: Container, batch: LabelledBatch) -> None:
     container.images.put_all(batch.read(image.sha256) for image in batch.images)
+
+
+def _check_images(container: Container, queue: TaskQueue, task_id: str, learned: bool) -> None:
+    """ImagesDiscarded if the task has ended, could be retried, and has lost images to its end."""
+    task = queue.get(task_id)
+    if not task.ended or (task.state == "published" and learned):
+        return
+    images = task.images
+    if lost := len(images - container.images.find_all(images).keys()):
+        raise ImagesDiscarded(
+            f"{lost} of {len(images)} images of task {task_id} are gone: this data folder keeps {container.keep}, so "
+            "images are discarded when their task ends; submit the images again"
+        )
+
+
+async def _discard(container: Container, task: Task) -> None:
+    """Discard the images of a task that will not use them; a trainer searches for what an error leaves."""
+    await _remove(container, partial(discard_task, task=task, since=time.time()))
+
+
+async def _remove(container: Container, remove: Callable[[VersionStore, TaskQueue], None]) -> None:
+    if container.keep == "images":
+        return
+    try:
+        await container.ask_queue(remove, container.active_version.store, container.queue())
+    except (OSError, StoreError, QueueUnavailable) as error:
+        log.error("images of a task remain for now: %s", error)
 
 
 @router.get("/tasks", summary="Tasks, newest first", responses=documented(401, 404, 422, 503))
@@ -131,16 +172,21 @@ async def task(container: ContainerDep, key: AnyKey, task_id: TaskIdPath) -> Tas
     "/tasks/{task_id}/cancel", summary="Cancel a task that has not ended", responses=documented(401, 403, 404, 409, 503)
 )
 async def cancel(container: ContainerDep, key: LabelKey, task_id: TaskIdPath) -> TaskAnswer:
-    return TaskAnswer.model_validate(await container.ask_queue(container.queue().cancel, task_id))
+    cancelled = await container.ask_queue(container.queue().cancel, task_id)
+    if cancelled.ended:  # otherwise its worker ends it
+        await _discard(container, cancelled)
+    return TaskAnswer.model_validate(cancelled)
 
 
 @router.post(
     "/tasks/{task_id}/retry",
     summary="Queue a failed, rejected or cancelled task again, or one that a roll back removed",
-    responses=documented(401, 403, 404, 409, 429, 503),
+    responses=documented(401, 403, 404, 409, 410, 429, 503),
 )
 async def retry(container: ContainerDep, key: LabelKey, task_id: TaskIdPath) -> TaskAnswer:
     queue, learned = container.queue(), await asyncio.to_thread(_is_learned, container, task_id)
+    if container.keep != "images":
+        await container.ask_queue(_check_images, container, queue, task_id, learned)
     return TaskAnswer.model_validate(await container.ask_queue(partial(queue.retry, task_id, learned=learned)))
 
 

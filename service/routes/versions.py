@@ -9,15 +9,18 @@ from typing import Annotated, Any
 import numpy as np
 from cachetools import TTLCache, cached
 from fastapi import APIRouter, Path, Query, Request
+from numpy.typing import NDArray
 
-from models.inference.novelty import SUMMARIES
+from models.errors import StoreError
+from models.inference.novelty import SUMMARIES, Novelty
+from models.inference.stored_model import read_novelty
 from models.storage import Storage
 from models.versions.contents import HEADS, PROVISIONAL, decode_tensors
 from models.versions.disk_usage import disk_usage
 from models.versions.history import history
 from models.versions.manifest import Manifest
 from models.versions.store import VersionStore
-from service.container import ContainerDep
+from service.container import Container, ContainerDep
 from service.errors import NotFound
 from service.http.audit import audit_detail
 from service.http.auth import AnyKey, OperateKey
@@ -33,7 +36,7 @@ from service.wire.versions import (
     Versions,
     VersionSummary,
 )
-from tasks.images import ImageStore
+from tasks.images import FeatureStore, ImageStore
 
 router = APIRouter(tags=["operators"])
 
@@ -43,7 +46,7 @@ DISK_USAGE_SECONDS = 60.0  # measuring reads the size of every file
 
 @router.get("/versions", summary="All versions, and the active one", responses=documented(401))
 async def versions(container: ContainerDep, key: AnyKey) -> Versions:
-    return await asyncio.to_thread(_versions, container.active_version)
+    return await asyncio.to_thread(_versions, container)
 
 
 @router.post(
@@ -63,20 +66,31 @@ async def activate(
 ) -> Versions:
     audit_detail(request, reason=reason)
     await container.active_version.activate(version, "operator", f"{key.name}: {reason}", container.announce, replacing)
-    return await asyncio.to_thread(_versions, container.active_version)
+    return await asyncio.to_thread(_versions, container)
 
 
-def _versions(active: ActiveVersion) -> Versions:
+def _versions(container: Container) -> Versions:
+    active = container.active_version
     serving, failure, store = active.model.version, active.failure, active.store
     return Versions(
         serving=serving,
         since=active.since,
-        current=serving or None if failure is None else failure.version,
+        current=_current(active),
         problem=failure,
+        keep=container.keep,
         versions=[_summary(entry, serving, failure) for entry in history(store, serving)],
         history=[PromotionEntry(**line.model_dump()) for line in store.log()],
         disk=DiskUsage(**_recent_disk_usage(store.storage, serving)),
     )
+
+
+def _current(active: ActiveVersion) -> int | None:
+    """As the data folder has it: a server may be some seconds behind. If it cannot be read, the last known one."""
+    try:
+        return active.store.current()
+    except (StoreError, OSError):
+        failure = active.failure
+        return active.model.version or None if failure is None else failure.version
 
 
 @cached(TTLCache(4, DISK_USAGE_SECONDS), lock=threading.Lock())
@@ -120,35 +134,44 @@ def version_detail(store: VersionStore, number: int) -> VersionDetail:
         novelty_auc=metrics.get("novelty_auc"),
         rule=manifest.rule["name"],
         weights=manifest.rule["weights"],
-        novelty_weights=dict(zip(SUMMARIES, novelty["weights"], strict=True)),
+        novelty_weights=dict(zip(SUMMARIES, _finite(novelty.weights), strict=True)),
         threshold=manifest.threshold,
         novel_above=manifest.novel_above,
         accept=manifest.settings.get("accept"),
         flag=manifest.settings.get("flag"),
-        reference=novelty["known"],
-        simulated=novelty["simulated"],
+        reference=_finite(novelty.known),
+        simulated=_finite(novelty.simulated),
         networks=metrics.get("networks"),
         reports=[TaskReport(**row) for row in metrics.get("tasks", [])],
-        advice=_advice(metrics.get("advice"), ImageStore(store.storage)),
+        advice=_advice(metrics.get("advice"), store.storage),
         edit=metrics.get("edit"),
         learned=metrics.get("images_per_class", {}),
         capacity=metrics.get("capacity", {}),
         seconds=metrics.get("seconds"),
         backbone=manifest.backbone.get("name"),
+        method=manifest.settings.get("method") or "more",
+        rotations=manifest.rule.get("rotations", 1),
+        drawn=metrics.get("drawn", 0),
+        keep=manifest.keep,
     )
 
 
-def _advice(advice: dict[str, Any] | None, images: ImageStore) -> Advice | None:
+def _advice(advice: dict[str, Any] | None, storage: Storage) -> Advice | None:
     """Advice without images that were erased since: their labels do not matter any more."""
     if advice is None:
         return None
-    given = Advice.model_validate(advice)
-    return given.model_copy(update={"wrong_labels": [one for one in given.wrong_labels if one.image in images]})
+    given, images, features = Advice.model_validate(advice), ImageStore(storage), FeatureStore(storage)
+    kept = [one for one in given.wrong_labels if one.image in images or one.image in features]
+    return given.model_copy(update={"wrong_labels": kept})
 
 
-def _novelty(store: VersionStore, manifest: Manifest) -> dict[str, list[float]]:
+def _novelty(store: VersionStore, manifest: Manifest) -> Novelty:
     what = f"version {manifest.version}"
     role = PROVISIONAL if PROVISIONAL in manifest.files else HEADS
     tensors = decode_tensors(store.content(role, manifest.files[role], what), f"{what}: {role}")
-    found = {name: tensors[f"novelty.{name}"] for name in ("weights", "known", "simulated")}
-    return {name: array[np.isfinite(array)].tolist() for name, array in found.items()}
+    return read_novelty(tensors)
+
+
+def _finite(values: NDArray[np.floating]) -> list[float]:
+    out: list[float] = values[np.isfinite(values)].tolist()
+    return out

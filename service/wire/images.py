@@ -16,6 +16,7 @@ class ImageUses(BaseModel):
                 {
                     "sha256": "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
                     "stored": True,
+                    "features": False,
                     "bytes": 48213,
                     "stored_at": "2025-01-01T12:00:00Z",
                     "in_memory_of": [3, 4],
@@ -30,6 +31,7 @@ class ImageUses(BaseModel):
 
     sha256: str
     stored: bool = Field(description="it is in the image store: a task submitted it, and later tasks may replay it")
+    features: bool = Field(False, description="its features are stored in its place")
     bytes: int | None
     stored_at: datetime | None = Field(description="when a task last submitted it")
     in_memory_of: list[int] = Field(description="versions with the image in their replay memory")

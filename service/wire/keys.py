@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 Role = Literal["predict", "label", "operate", "monitor"]
+Keep = Literal["images", "features", "statistics"]
 
 
 class Me(BaseModel):
@@ -19,3 +20,4 @@ class Me(BaseModel):
     keys_needed: bool = Field(description="false: this server has no keys, every request has all roles")
     name: str
     roles: list[Role]
+    keep: Keep = Field("images", description="what the data folder keeps of taught images; see docs/privacy.md")

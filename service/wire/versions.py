@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, Field
 
 from service.wire.advice import Advice
+from service.wire.keys import Keep
 
 Accuracy = Annotated[
     float | None, Field(description="estimate for fresh images, over all classes; measured on left-out images")
@@ -39,6 +40,7 @@ class VersionSummary(BaseModel):
     threshold: float | None = None
     novel_above: float | None = Field(None, description="the threshold as a probability: a larger p_novel is novel")
     capacity: float | None = Field(None, description="used share of the fullest adapter")
+    keep: Keep = Field("images", description="what the folder kept of taught images: its decisions were fitted on that")
 
 
 class PromotionEntry(BaseModel):
@@ -69,6 +71,7 @@ class DiskUsage(BaseModel):
     tasks: int = Field(description="what the tasks have learned, each stored once")
     graphs: int
     images: int = Field(description="images of batches")
+    features: int = Field(0, description="features in place of images")
     inbox: int
 
 
@@ -79,6 +82,7 @@ class Versions(BaseModel):
     since: datetime = Field(description="when it became active")
     current: int | None = Field(description="the current version of the data folder")
     problem: LoadProblem | None = Field(None, description="why the current version is not the active one")
+    keep: Keep = Field("images", description="what the data folder keeps of taught images")
     versions: list[VersionSummary]
     history: list[PromotionEntry]
     disk: DiskUsage | None = Field(None, description="what the data folder holds")
@@ -143,3 +147,7 @@ class VersionDetail(BaseModel):
     capacity: dict[str, float] = Field(default_factory=dict, description="used share per adapter")
     seconds: float | None = Field(None, description="duration of the training")
     backbone: str | None = None
+    method: str = Field("more", description="how its tasks were learned: more, hat-csi or sup-csi")
+    rotations: int = Field(1, description="rotations of an image that an answer takes, each a pass of the trunk")
+    drawn: int = Field(0, description="draws from class statistics among the images that it was fitted and measured on")
+    keep: Keep = Field("images", description="what the folder kept of taught images: its decisions were fitted on that")

@@ -15,6 +15,7 @@ def test_without_keys_every_request_has_every_role(tmp_path: Path) -> None:
             "keys_needed": False,
             "name": "anonymous",
             "roles": ["label", "monitor", "operate", "predict"],
+            "keep": "images",
         }
 
 
@@ -22,7 +23,12 @@ def test_with_keys_it_names_the_key_and_an_unknown_key_learns_nothing(tmp_path: 
     data = learned_folder(tmp_path / "robot")
     with running_server(data, threads=1, keys=f"anna:predict+label:{SECRET}") as server:
         known = server.get("/me", headers={"Authorization": f"Bearer {SECRET}"})
-        assert known.json() == {"keys_needed": True, "name": "anna", "roles": ["label", "predict"]}
+        assert known.json() == {
+            "keys_needed": True,
+            "name": "anna",
+            "roles": ["label", "predict"],
+            "keep": "images",
+        }
         for headers in ({}, {"Authorization": f"Bearer {SECRET}x"}):
             refused = server.get("/me", headers=headers)
             assert (refused.status_code, refused.json()["code"]) == (401, "unauthorized")

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import fields
+from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from models.inference.novelty import SUMMARIES
+from models.inference.novelty import SUMMARIES, Novelty
 from models.inference.stored_model import read_model
 from models.versions.edits import Edit, publish_edit
 from models.versions.store import VersionStore
+from service.routes.versions import _versions as all_versions
 from service.routes.versions import version_detail
 from tasks.images import ImageStore
 from tests.support.manifests import make_manifest
@@ -38,6 +42,7 @@ METRICS = {
     "images": 24,
     "images_per_class": {"cat": 12, "dog": 12},
 }
+NOVELTY = {f"novelty.{field.name}": np.zeros(len(SUMMARIES)) for field in fields(Novelty)}
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +88,7 @@ def test_an_unknown_version_is_not_found(server: RunningServer) -> None:
 
 def test_the_reports_of_the_gate_are_those_of_the_manifest(tmp_path: Path) -> None:
     store = VersionStore(tmp_path)
-    tensors = {
+    tensors = NOVELTY | {
         "novelty.known": np.array([-3.0, -2.0, -1.0, np.inf]),
         "novelty.simulated": np.array([-np.inf, -5.0, -4.0]),
         "novelty.weights": np.arange(len(SUMMARIES), dtype=np.float64),
@@ -107,9 +112,8 @@ def test_advice_does_not_name_images_that_were_erased(tmp_path: Path) -> None:
     store, images = VersionStore(tmp_path), ImageStore(tmp_path)
     kept, erased = images.put(b"kept"), images.put(b"erased")
     wrong = [{"image": sha, "label": "cat", "looks_like": "dog", "share": 0.9} for sha in (kept, erased)]
-    tensors = {f"novelty.{name}": np.zeros(len(SUMMARIES)) for name in ("known", "simulated", "weights")}
     manifest = make_manifest(metrics={**METRICS, "advice": {"wrong_labels": wrong}})
-    number = store.publish(manifest, tensors, {}).version
+    number = store.publish(manifest, NOVELTY, {}).version
     images.remove(erased)
     advice = version_detail(store, number).advice
     assert advice is not None
@@ -135,3 +139,10 @@ def test_a_version_without_tensors_is_unusable_and_the_server_keeps_running(tmp_
         store.content_path(1, "heads").write_bytes(b"not tensors")
         assert server.get("/versions/1").status_code == 409
         assert server.get("/versions/3").status_code == 200
+
+
+def test_the_current_version_is_that_of_the_data_folder_also_on_a_server_that_has_not_loaded_it(tmp_path: Path) -> None:
+    store = VersionStore(learned_folder(tmp_path / "robot"))
+    behind = SimpleNamespace(model=SimpleNamespace(version=0), failure=None, since=datetime.now(UTC), store=store)
+    found = all_versions(SimpleNamespace(active_version=behind, keep="images"))  # type: ignore[arg-type]
+    assert (found.serving, found.current) == (0, store.current())

@@ -87,7 +87,7 @@ def test_an_erasure_removes_an_image_whose_record_waits(
         try:
             id = container.novelties.images.put(block_image(1))
             other = container.novelties.images.put(block_image(2))
-            await container.erase_images([id])
+            await container.erasure.erase([id])
             assert container.novelties.images.find(id) is None
             assert container.novelties.images.find(other) is not None
         finally:

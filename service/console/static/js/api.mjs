@@ -3,7 +3,7 @@
 const KEY = "openworld.key";
 
 export const session = {
-  me: null, // { keys_needed, name, roles } of GET /me
+  me: null, // { keys_needed, name, roles, keep } of GET /me
   get key() {
     return sessionStorage.getItem(KEY);
   },

@@ -12,7 +12,8 @@ export function adviceBox(advice, { stored }) {
   if (!advice) return null;
   const { wrong_labels: wrong, confused, weak } = advice;
   if (!wrong.length && !confused.length && !weak.length) return null;
-  const shown = stored && session.hasRole("label");
+  const kept = session.me.keep === "images";
+  const shown = stored && kept && session.hasRole("label");
   return h(
     "section",
     { class: "advice" },
@@ -20,14 +21,14 @@ export function adviceBox(advice, { stored }) {
     h(
       "ul",
       {},
-      wrong.map((entry) => wrongLabel(entry, shown)),
+      wrong.map((entry) => wrongLabel(entry, shown, kept)),
       confused.map(confusedPair),
       weak.map(weakClass),
     ),
   );
 }
 
-const wrongLabel = ({ image, label, looks_like: other, share }, shown) =>
+const wrongLabel = ({ image, label, looks_like: other, share }, shown, kept) =>
   h(
     "li",
     {},
@@ -38,6 +39,7 @@ const wrongLabel = ({ image, label, looks_like: other, share }, shown) =>
       "Check the label of ",
       h("code", { title: image }, image.slice(0, 12)),
       `: it is labelled ${label}, but looks like ${other} (${percent(share)}).`,
+      !kept && " The image is not kept in this mode: to correct it, submit it again under its right label.",
     ),
     shown && button(`Label it ${other}`, () => correct(image, label, other)),
   );

@@ -187,6 +187,9 @@ function versionDetail(version, data, load) {
     Capacity: capacity.used_max === undefined ? null : `${percent(capacity.used_max)} of the fullest adapter is used`,
     Rule: version.rule,
     Backbone: version.backbone,
+    Method: version.rotations > 1 ? `${version.method}, ${version.rotations} rotations per image` : version.method,
+    "Kept of taught images": version.keep,
+    "Fitted on": version.drawn ? `images of its task, and ${version.drawn} draws from class statistics` : null,
   };
   const damaged = data.versions.find((entry) => entry.version === number).state === "damaged";
   const activateButton = () =>
