@@ -30,7 +30,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.folder is not None and options.folder.exists():
         parser.error(f"{options.folder} exists: name a new folder")
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends everything, as Ctrl-C does
+    # Both end everything. A shell starts programs in the background with SIGINT ignored.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
     try:
         with tempfile.TemporaryDirectory(prefix="fleet-") as temporary:
             return run(options.folder or Path(temporary) / "fleet", options.port, not options.no_demo, options.once)

@@ -11,6 +11,7 @@ from urllib.request import urlopen
 
 from deploy.fleet.programs import free_ports, kill_process, required_program, start_process, wait_for
 
+SOCKETS = Path("/tmp")  # of SeaweedFS, whatever TMPDIR is
 ACCESS_KEY, SECRET_KEY = "openworld", "of-this-machine-only"
 
 
@@ -52,7 +53,7 @@ class SeaweedFS:
         return [process.pid for process in self._processes]
 
     def start(self) -> Self:
-        s3, s3_grpc, master, master_grpc, volume, volume_grpc, filer, filer_grpc = map(str, self._ports)
+        s3, s3_grpc, master, master_grpc, volume, volume_grpc, filer, filer_grpc = map(str, self._ports[:8])
         data = self._folder / "data"
         data.mkdir(exist_ok=True)
         options = ["-dir", str(data), "-ip", "127.0.0.1", "-ip.bind", "127.0.0.1", "-volume.max", "0"]
@@ -68,6 +69,7 @@ class SeaweedFS:
     def add_gateway(self) -> int:
         """Start another S3 gateway of the same store, and return its port."""
         port, grpc = free_ports(2)
+        self._ports += [port, grpc]
         filer = f"127.0.0.1:{self._ports[6]}.{self._ports[7]}"
         options = ["-filer", filer, "-ip.bind", "127.0.0.1", "-port", str(port), "-port.grpc", str(grpc)]
         self._start("s3", *options, "-port.iceberg", "0", "-port.lance", "0", "-config", str(self._folder / "s3.json"))
@@ -78,9 +80,12 @@ class SeaweedFS:
         for process in self._processes:
             kill_process(process)
         self._processes.clear()
+        for port in self._ports:  # a killed process leaves its sockets
+            for left in SOCKETS.glob(f"seaweedfs-*-{port}.sock"):
+                left.unlink(missing_ok=True)
 
     def _start(self, *command: str) -> None:
-        self._processes.append(start_process([self._program, *command], self._folder, tied=self._tied))
+        self._processes.append(start_process([self._program, "-logtostderr", *command], self._folder, tied=self._tied))
 
 
 def gateway_answers(port: int) -> bool:

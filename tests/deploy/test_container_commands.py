@@ -122,7 +122,8 @@ def test_the_trainer_is_healthy_only_while_it_runs(tmp_path: Path) -> None:
     assert list(image.home.rglob("*")) == []
 
 
-def test_redis_syncs_every_write_before_it_answers(tmp_path: Path) -> None:
+def test_redis_syncs_every_write_before_it_answers_and_makes_no_snapshots(tmp_path: Path) -> None:
     with redis_of_compose(tmp_path) as url, closing(connect(url)) as client:
-        found = client.config_get("appendonly", "appendfsync", "maxmemory-policy")
-        assert found == {"appendonly": "yes", "appendfsync": "always", "maxmemory-policy": "noeviction"}
+        found = client.config_get("appendonly", "appendfsync", "save", "maxmemory-policy")
+        wanted = {"appendonly": "yes", "appendfsync": "always", "save": "", "maxmemory-policy": "noeviction"}
+        assert found == wanted

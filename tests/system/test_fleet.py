@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import httpx2 as httpx
@@ -18,6 +19,7 @@ from models.storage import open_storage
 from openworld.cli import main
 from tests.support.learning_loop import LEASE, Loop, batch
 from tests.support.loop_programs import start_program
+from tests.support.prometheus import Prometheus, queries
 from tests.support.redis_servers import RedisServer
 from tests.support.servers import known_image, learned_folder, novel_image
 from tests.support.settings import clean_environment, variables
@@ -31,6 +33,7 @@ PNG = {"Content-Type": "image/png"}
 class Running:
     fleet: Fleet
     loop: Loop  # its requests go to the balancer
+    since: float = field(default_factory=time.time)
 
     @property
     def inbox_owner(self) -> Member:
@@ -88,6 +91,9 @@ def test_a_task_through_the_balancer_is_learned_once_and_served_by_all(running: 
     running.wait_until_all_serve(4)
     assert {predict(running.fleet.url, known_image("new-1", 90))["version"] for _ in range(6)} == {4}
     wait_until(lambda: healthy_targets(running.fleet.prometheus_port) == len(running.fleet.members))
+    prometheus = Prometheus(f"http://127.0.0.1:{running.fleet.prometheus_port}", running.since)
+    for query in (query for query in queries() if query.of_object_store):
+        wait_until(lambda: bool(prometheus.values(query.rendered("1m"))), 60)  # noqa: B023
 
 
 def test_a_prediction_of_one_server_is_labelled_through_another(running: Running) -> None:

@@ -126,6 +126,7 @@ def test_a_server_without_a_version_answers_novel_until_there_is_one(tmp_path: P
             "since": "",
             "current": None,
             "problem": None,
+            "keep": "images",
             "versions": [],
             "history": [],
             "disk": None,
