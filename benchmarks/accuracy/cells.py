@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.accuracy import baselines, methods, product_v1
+from benchmarks.accuracy import baselines, methods, product_v1, without_images
 from benchmarks.accuracy.bootstrap import Outcomes
 from benchmarks.accuracy.data import ImageSet, open_tokens, recorded_now
 from benchmarks.accuracy.metrics import Step, is_known, measure
@@ -37,6 +37,7 @@ MACHINE_SETTINGS = {"backbone_weights", "device", "threads"}
 SOURCES = {
     "closed": ("baselines.py",),
     "product-v1": ("product_v1.py",),
+    **dict.fromkeys(without_images.GROUPS, ("methods.py", "without_images.py", "odin.py")),
 }
 
 
@@ -73,7 +74,7 @@ class Setup:
                 for name in ("streams.py", "metrics.py", *SOURCES.get(cell.group, ("methods.py",)))
             ),
         }
-        if cell.group in ("ours", "paper", "hat"):
+        if cell.group in ("ours", "paper", "hat", *without_images.GROUPS):
             parts["settings"] = self.settings(cell).model_dump(mode="json", exclude=MACHINE_SETTINGS)
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
@@ -166,10 +167,10 @@ class Runner:
         return self._image_set
 
     def _tokens(self, cell: Cell) -> TokenCache:
-        name = f"{cell.data} {cell.backbone}"
+        name = f"{cell.data} {cell.backbone} {cell.blocks}"
         if self._open_tokens is None or self._open_tokens[0] != name:
             weights = self.setup.weights_of(cell.backbone)
-            backbone = recorded_now(self.setup.out, cell.backbone, weights)
+            backbone = recorded_now(self.setup.out, cell.backbone, weights, cell.blocks)
             self._open_tokens = name, open_tokens(backbone, self._images(cell), self.setup.out / "tokens")
         return self._open_tokens[1]
 
@@ -186,15 +187,16 @@ class Runner:
             job = {
                 "backbone": cell.backbone,
                 "weights": str(weights.resolve()) if weights else None,
-                "adapted_blocks": None,
+                "adapted_blocks": cell.blocks,
                 "seed": cell.order,
                 "threads": self.setup.threads,
             }
             file = self.setup.data / f"{cell.data}.safetensors"
             steps = product_v1.run(self.setup.old, file, stream, tokens, job)
         else:
-            steps, facts = methods.run(cell.group, tokens, stream, self.setup.settings(cell), show)
-            facts["prior"] = prior_for(cell.data)[1] if cell.group == "ours" else None
+            settings = self.setup.settings(cell)
+            steps, facts = methods.run(cell.group, tokens, stream, settings, show, lambda key: len(images.read(key)))
+            facts["prior"] = prior_for(cell.data)[1] if settings.rule == "fitted" else None
         document = {
             "cell": asdict(cell),
             "fingerprint": self._fingerprint(cell),

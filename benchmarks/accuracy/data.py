@@ -15,12 +15,18 @@ from safetensors import safe_open
 from torch import Tensor
 
 from benchmarks.serving.made_images import make_image
-from models.files import sha256_bytes, sha256_file
+from models.files import sha256_bytes, sha256_file, write_durable
+from models.inference.rotations import ROTATIONS
+from models.inference.runtime import Runtime
 from models.network import backbone as backbone_module
 from models.network.backbone import Backbone, open_backbone
-from trainer.learning.tokens import CHUNK, Item, TokenCache
+from models.network.export import export, roles
+from trainer.learning.forward_passes import CHUNK, MAX_VIEWS, Item
+from trainer.learning.tokens import TokenCache
 
 MADE = "made"  # the name of the generated image set
+STORED_VIEWS = 3  # of an image: the plain one and two augmented ones, in all rotations
+SLOTS = STORED_VIEWS * ROTATIONS
 
 
 @dataclass(frozen=True)
@@ -68,18 +74,19 @@ class ImageSet:
 
 
 class StoredTokens(TokenCache):
-    """Tokens of plain images in a memory-mapped file, for a CNN, whose image is one token.
+    """Tokens of images and of their first views in a memory-mapped file, for a CNN, whose image is one token.
 
     A row counts only once its flag is set, after the row itself: an interrupted run loses a chunk at most.
     """
 
-    def __init__(self, backbone: Backbone, images: ImageSet, folder: Path) -> None:
-        super().__init__(backbone, images.read)
+    def __init__(self, backbone: Backbone, images: ImageSet, folder: Path, runtime: Runtime | None = None) -> None:
+        super().__init__(backbone, images.read, runtime=runtime)
         self._images = images
         name = f"{images.name}-{images.sha256[:8]}-{backbone.spec.sha256[:8]}"
-        rows, size = images.count("train") + images.count("test"), backbone.spec.frozen.size
-        self._rows = _mapped(folder / f"{name}.tokens", np.dtype(np.float32), (rows, size))
-        self._present = _mapped(folder / f"{name}.present", np.dtype(np.uint8), (rows,))
+        # The file is sparse: views that no method needs take no room.
+        rows, size = (images.count("train") + images.count("test")) * SLOTS, backbone.spec.frozen.size
+        self._rows = _mapped(folder / f"{name}-views.tokens", np.dtype(np.float32), (rows, size))
+        self._present = _mapped(folder / f"{name}-views.present", np.dtype(np.uint8), (rows,))
 
     def _compute(self, items: Sequence[Item]) -> Iterator[tuple[Sequence[Item], Tensor]]:
         stored = [item for item in items if self._present[self._row(item)]]
@@ -94,11 +101,13 @@ class StoredTokens(TokenCache):
             yield chunk, tokens
 
     def _row(self, item: Item) -> int:
-        key, view = item
-        if view:
-            raise ValueError("only plain images are stored: set views to 1")
+        key, numbered = item
+        turns, view = divmod(numbered, MAX_VIEWS)
+        if view >= STORED_VIEWS:
+            raise ValueError(f"only {STORED_VIEWS} views of an image are stored: set views to {STORED_VIEWS} at most")
         split, index = key.split("/")
-        return int(index) + (self._images.count("train") if split == "test" else 0)
+        place = int(index) + (self._images.count("train") if split == "test" else 0)
+        return place * SLOTS + turns * STORED_VIEWS + view
 
 
 def _mapped(path: Path, kind: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
@@ -106,17 +115,28 @@ def _mapped(path: Path, kind: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[
     return np.memmap(path, kind, "r+" if path.exists() else "w+", shape=shape)
 
 
-def recorded_now(folder: Path, name: str, weights: Path | None = None) -> Backbone:
+def recorded_now(folder: Path, name: str, weights: Path | None = None, blocks: int | None = None) -> Backbone:
     """The backbone as the present code records it in a new data folder, whatever an earlier run left in `folder`."""
     code = sha256_file(Path(backbone_module.__file__))[:12]
-    return open_backbone(folder / "backbones" / f"{name}-{code}", name, weights)
+    place = f"{name}-{code}" if blocks is None else f"{name}-{blocks}-{code}"
+    return open_backbone(folder / "backbones" / place, name, weights, blocks)
 
 
 def open_tokens(backbone: Backbone, images: ImageSet, folder: Path) -> TokenCache:
     """Stored tokens of a CNN. Those of a transformer are 20 times as large and cheap to compute: kept in memory."""
     if backbone.spec.frozen.parts[0].name == "pooled":
-        return StoredTokens(backbone, images, folder)
+        return StoredTokens(backbone, images, folder, _runtime(backbone, folder))
     return TokenCache(backbone, images.read)
+
+
+def _runtime(backbone: Backbone, folder: Path) -> Runtime:
+    """ONNX Runtime, which computes tokens in the trainer as well; the graphs are exported once per folder."""
+    paths = {role: folder / f"{backbone.spec.sha256[:12]}-{role}.onnx" for role in roles(backbone)}
+    if not all(path.is_file() for path in paths.values()):
+        folder.mkdir(parents=True, exist_ok=True)
+        for role, data in export(backbone).items():
+            write_durable(paths[role], data)
+    return Runtime(dict(paths), "cpu", torch.get_num_threads())
 
 
 def plain_features(tokens: TokenCache, keys: Sequence[str]) -> NDArray[np.float64]:

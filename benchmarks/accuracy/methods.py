@@ -7,16 +7,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
+from benchmarks.accuracy import without_images
 from benchmarks.accuracy.metrics import Floats, Step
 from benchmarks.accuracy.streams import Stream
 from models.inference.evidence import Evidence, Features
 from models.inference.model import Head, Model
 from models.inference.novelty import summaries
+from models.inference.rotations import ROTATIONS
 from models.inference.rules import Rule
 from models.network.adapted_blocks import tensors_of
 from trainer.learning.checkpoint import Checkpoint
+from trainer.learning.forward_passes import turned_view
 from trainer.learning.learner import Learned, Learner
 from trainer.learning.memory import Samples
+from trainer.learning.methods import method_of
 from trainer.learning.prior import Prior
 from trainer.learning.progress import Listener, Progress
 from trainer.learning.provisional import ProvisionalModel, provisional_model
@@ -24,13 +30,13 @@ from trainer.learning.settings import PAPER, LearnerSettings, Recipe
 from trainer.learning.tokens import TokenCache
 
 ABOUT = {
-    "ours": "the default settings",
+    "ours": "the default: `more` with images; `OPENWORLD_TRAIN_KEEP=features` gives the same versions bit for bit",
     "provisional": "ours in the seconds before the last task is learned: its classes, and all others, in closed form",
     "paper": "MORE as published: training, rule, novelty score and memory of 200 images (preset `paper`)",
     "paper-no-coefficient": "ablation: Eq. base_prediction, no distance coefficient",
     "paper-no-back": "ablation: heads as their own task left them",
     "paper-neither": "ablation: neither of the two",
-    "hat": "HAT alone: no replay, no back-update, concatenated logits",
+    **without_images.ABOUT,
 }
 NO_COEFFICIENT = Rule("no coefficient", {"probability": 1.0})
 
@@ -39,6 +45,8 @@ def settings_of(group: str, seed: int, prior: Prior, **given: Any) -> LearnerSet
     """The settings of a training group."""
     if group == "ours":
         return LearnerSettings(seed=seed, recipe=Recipe(prior=prior), **given)
+    if group in without_images.GROUPS:
+        return without_images.settings_of(group, seed, Recipe(prior=prior), **given)
     recipe = PAPER["recipe"]
     if group == "hat":
         recipe = recipe.model_copy(update={"replay": False, "back_update": False})
@@ -83,23 +91,62 @@ def learn(
         model, samples = learned.model, learned.samples
         if learned.new_head is not None:
             first_heads[number] = learned.new_head
-        test = replace(test, tasks=[*test.tasks, tokens.features(test_keys, tensors_of(model.tasks[-1]))])
+        test = _with_task(test, tokens, test_keys, model, settings)
         on_learned(Learning(learned, before, model.evidence(test), dict(first_heads), test, seconds))
     return model
 
 
+def _with_task(
+    test: Features, tokens: TokenCache, keys: Sequence[str], model: Model, settings: LearnerSettings
+) -> Features:
+    """The features of the test images, with those of the last task."""
+    own = tensors_of(model.tasks[-1])
+    tasks = [*test.tasks, tokens.features(keys, own)]
+    if not method_of(settings).rotates:
+        return replace(test, tasks=tasks)
+    turned = [tokens.features(keys, own, view=turned_view(0, turns)) for turns in range(1, ROTATIONS)]
+    new = np.stack(turned)[:, None]  # (3, 1, n, d)
+    return replace(test, tasks=tasks, turned=new if test.turned is None else np.concatenate([test.turned, new], axis=1))
+
+
 def run(
-    group: str, tokens: TokenCache, stream: Stream, settings: LearnerSettings, listener: Listener
+    group: str,
+    tokens: TokenCache,
+    stream: Stream,
+    settings: LearnerSettings,
+    listener: Listener,
+    size_of: Callable[[str], int] = lambda key: 0,
 ) -> tuple[dict[str, list[Step]], dict[str, Any]]:
-    """(the steps of every method of the group, facts about the training)"""
+    """(the steps of every method of the group, facts about the training); `size_of` is that of an image's file."""
     steps: dict[str, list[Step]] = {}
+    # The tokens of a transformer have too many dimensions for a covariance.
+    drawn = without_images.Drawn(tokens.backbone.spec.dimensions) if tokens.backbone.one_token else None
+    last: list[Learned] = []
 
     def on_learned(learning: Learning) -> None:
-        if list(learning.learned.model.classes) != stream.classes[: len(learning.learned.model.classes)]:
+        model, samples = learning.learned.model, learning.learned.samples
+        if list(model.classes) != stream.classes[: len(model.classes)]:
             raise RuntimeError("the model's classes are not in the order of the stream")
-        for name, step in _steps(group, learning).items():
+        last[:] = [learning.learned]
+        if group in ("hat-csi", "sup-csi"):
+            number = len(model.tasks) - 1
+            if drawn is not None:
+                drawn.add(tokens, stream.tasks[number], np.random.default_rng([settings.seed, number]))
+            found = without_images.csi_steps(group, tokens, model, samples, learning.test, drawn, learning.seconds) | {
+                f"{group}-product": served(learning)
+            }
+        elif group == without_images.STATISTICS:
+            found = {group: served(learning)}
+        elif group in without_images.GROUPS:
+            logits = learning.evidence.class_logits
+            name = group.split("-")[0]
+            found = without_images.plain_steps(name, tokens, model, logits, stream.test_keys, learning.seconds)
+        else:
+            found = _steps(group, learning)
+        for name, step in found.items():
             steps.setdefault(name, []).append(step)
 
+    token_bytes = tokens.get(stream.test_keys[:1])[0].nbytes
     model = learn(tokens, stream.tasks, stream.test_keys, settings, on_learned, listener)
     facts = {
         "rule": model.rule.to_dict(),
@@ -109,6 +156,7 @@ def run(
             "threshold": model.novelty.threshold.tolist(),
         },
         "capacity": model.shared.capacity,
+        "bytes": without_images.kept_bytes(model, last[0].samples, size_of, token_bytes),
     }
     return steps, facts
 

@@ -46,6 +46,8 @@ class Result:
     forgetting: float
     within_task: float  # accuracy when the task is given, after the last task
     task_prediction: float  # how often the best class is of the right task, after the last task
+    task_auc: list[float | None]  # of each task, after the last one: its images against those of the other tasks
+    task_accuracy: list[float]  # of each task, over all classes, after the last one
     theorem_1: dict[str, float]  # mean cross-entropies, and the largest |H_CIL - H_WP - H_TP| of any image
 
     def figures(self) -> dict[str, float | None]:
@@ -105,9 +107,17 @@ def measure(steps: Sequence[Step], labels: Places) -> Result:
         forgetting=forgetting,
         within_task=float((inside.argmax(axis=1) == places).mean()),
         task_prediction=float((final.task_of_class[scores.argmax(axis=1)] == task).mean()),
+        task_auc=task_auc(scores, final.task_of_class, task),
+        task_accuracy=per_task[-1],
         theorem_1=theorem_1(scores, final.task_of_class, places),
         **columns,
     )
+
+
+def task_auc(scores: Floats, task_of_class: NDArray[np.int64], task: NDArray[np.int64]) -> list[float | None]:
+    """How well each task tells its own images from those of the others, by the score of its best class."""
+    best = [scores[:, task_of_class == k].max(axis=1) for k in np.unique(task_of_class)]
+    return [auc(own[task == k], own[task != k]) for k, own in enumerate(best)]
 
 
 def is_known(step: Step, labels: Places) -> NDArray[np.bool_]:

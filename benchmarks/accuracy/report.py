@@ -14,7 +14,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.ticker import MaxNLocator
 
-from benchmarks.accuracy import baselines, methods, product_v1
+from benchmarks.accuracy import baselines, methods, product_v1, theory
 from benchmarks.accuracy.bootstrap import interval
 from benchmarks.accuracy.cells import outcomes
 from benchmarks.accuracy.checks import NO_RIVALS, acceptance
@@ -107,6 +107,15 @@ def write(out: Path, suite: str, files: Sequence[Path], command: str) -> str:
     }
     plot = out / f"accuracy-{suite}.png"
     text = markdown(facts, table, compared, checks, plot.name)
+    if suite.startswith("without-images"):
+        kept = [
+            {"data": own["cell"]["data"], "group": own["cell"]["group"], "bytes": own["facts"]["bytes"]}
+            for own in documents
+            if own["cell"]["order"] == 0 and "bytes" in own["facts"]
+        ]
+        of_theory = plot.with_name(f"theory-{suite}.png")
+        theory.plot(of_theory, table)
+        text += "\n".join(theory.markdown(table, kept, of_theory.name))
     plot.with_suffix(".md").write_text(text)
     rows = {
         f"{data}, {per_class} images per class": {

@@ -66,6 +66,7 @@ class Suite:
     orders: int
     groups: Sequence[str] = GROUPS
     backbone: str = LITE0
+    blocks: int | None = None  # that are adapted, if not all
 
 
 ALL_SETS = {"cifar10": (4, 2), "tiny_imagenet": (8, 5), "grocery_store": (8, 5), "caltech": (8, 5)}
@@ -76,6 +77,22 @@ SUITES = {
     "long": Suite("20 tasks", {"tiny_imagenet": (20, 5)}, (20,), 3),
     "single": Suite("one class per task", {"caltech": (20, 1)}, (20,), 1, ("ours", "closed")),
     "deit": Suite("DeiT-Ti, 12 adapted blocks", {"cifar10": (5, 2), "grocery_store": (5, 5)}, (20,), 2, backbone=DEIT),
+    "without-images": Suite(
+        "methods that keep no image, 20 images per class",
+        {name: ALL_SETS[name] for name in ("cifar10", "grocery_store", "caltech")},
+        (20,),
+        3,
+        ("ours", "paper", "hat-ce", "sup-ce", "hat-csi", "sup-csi", "hat-csi-statistics"),
+    ),
+    "without-images-deit": Suite(
+        "methods that keep no image, DeiT-Ti with 2 adapted blocks, 20 images per class",
+        {"cifar10": (5, 2)},
+        (20,),
+        1,
+        ("ours", "paper", "hat-ce", "sup-ce", "hat-csi", "sup-csi"),
+        DEIT,
+        blocks=2,  # eight turned views of an image through all twelve would take hours
+    ),
     "short": Suite("minutes, for CI", {"caltech": (3, 5)}, (20,), 1, ("ours", "paper", "closed")),
 }
 MADE_SHORT = Suite("minutes, for CI, on generated images", {MADE: (3, 4)}, (10,), 1, ("ours", "paper", "closed"))
@@ -91,6 +108,7 @@ class Cell:
     tasks: int
     classes: int  # per task
     backbone: str
+    blocks: int | None = None
 
     @property
     def name(self) -> str:
@@ -105,7 +123,7 @@ def cells(names: Sequence[str], data: Path, patterns: Sequence[str] = ()) -> lis
         if name == "short" and not (data / "caltech.safetensors").is_file():
             suite = MADE_SHORT
         found += [
-            Cell(name, image_set, per_class, order, group, *size, suite.backbone)
+            Cell(name, image_set, per_class, order, group, *size, suite.backbone, suite.blocks)
             for image_set, size in suite.sets.items()
             for per_class in suite.per_class
             for order in range(suite.orders)

@@ -33,6 +33,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=8.0, help="of each measurement (default 8)")
     parser.add_argument("--clients", type=int, default=32, help="connections at saturation (default 32)")
     parser.add_argument("--weights", type=Path, help="folder with DeiT's safetensors file (default: random weights)")
+    parser.add_argument("--add", action="store_true", help="keep the other configurations of an existing report")
     parser.add_argument("--only", action="append", choices=list(CONFIGURATIONS), help="measure these configurations")
     parsed = parser.parse_args(argv)
     try:
@@ -58,20 +59,24 @@ def main(argv: Sequence[str] | None = None) -> int:
             weights=args.weights,
             say=lambda text: quiet.print(text),
         )
-        # A part is a function from its setup to figures. The learning part goes beside this one.
-        parts = {"serving": serving.measure(setup)}
+        found = serving.measure(setup)
     given = list(argv) if argv is not None else sys.argv[1:]
+    commands = [f"python -m benchmarks.scaling {shlex.join(given)}"]
+    if args.add and args.json.is_file():
+        earlier = json.loads(args.json.read_text())
+        commands = [*earlier["commands"], *commands]
+        found = serving.merged(earlier["serving"], found)
     document = {
-        "command": f"python -m benchmarks.scaling {shlex.join(given)}",
+        "commands": commands,
         "date": datetime.now(UTC).date().isoformat(),
         "machine": machine(),
         "settings": {"rounds": args.rounds, "seconds": args.seconds, "clients": args.clients},
-        **parts,
+        "serving": found,  # learning: benchmarks.scaling.learning
     }
     args.json.parent.mkdir(parents=True, exist_ok=True)
     args.json.write_text(json.dumps(document, indent=1) + "\n")
-    plot.draw(parts["serving"]["configurations"], args.json.with_suffix(".png"))
-    show(parts["serving"], Console(highlight=False, width=None if sys.stdout.isatty() else 140))
+    plot.draw(found["configurations"], args.json.with_suffix(".png"))
+    show(found, Console(highlight=False, width=None if sys.stdout.isatty() else 140))
     return 0
 
 

@@ -66,12 +66,18 @@ class Setup:
 def measure(setup: Setup) -> Figures:
     """The report of all configurations."""
     images = [make_image(f"class {number}", number) for number in range(IMAGES)]
-    found = {name: _configuration(setup, name, images) for name in setup.configurations}
-    return {
-        "notes": NOTES,
-        "configurations": found,
-        "bars": [line for name in found for line in bars(name, found[name])],
-    }
+    return _report({name: _configuration(setup, name, images) for name in setup.configurations})
+
+
+def merged(earlier: Figures, later: Figures) -> Figures:
+    """The configurations of both reports; the later one has precedence."""
+    every = {**earlier["configurations"], **later["configurations"]}
+    return _report({name: every[name] for name in CONFIGURATIONS if name in every})
+
+
+def _report(found: Mapping[str, Figures]) -> Figures:
+    lines = [line for name in found for line in bars(name, found[name])]
+    return {"notes": NOTES, "configurations": dict(found), "bars": lines}
 
 
 def _configuration(setup: Setup, name: str, images: Sequence[bytes]) -> Figures:

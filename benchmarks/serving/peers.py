@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,13 +15,13 @@ STAMP = "installed.txt"
 INSTALL_SECONDS = 900
 # The event loop and parser of our server; all peers are faster with them, but not all require them.
 FAST_HTTP = ("uvloop", "httptools")
-ONNX, TORCH = str(ROOT), f"{ROOT}[train]"
 REQUIREMENTS = {
-    "litserve": ("litserve", *FAST_HTTP, ONNX),
-    "bentoml": ("bentoml", *FAST_HTTP, ONNX),
-    "litserve-torch": ("litserve", *FAST_HTTP, TORCH),
-    "bentoml-torch": ("bentoml", *FAST_HTTP, TORCH),
+    "litserve": ("litserve", *FAST_HTTP, "--editable", str(ROOT)),
+    "bentoml": ("bentoml", *FAST_HTTP, "--editable", str(ROOT)),
+    "litserve-torch": ("litserve", *FAST_HTTP),
+    "bentoml-torch": ("bentoml", *FAST_HTTP),
 }
+OURS = "openworld-environment.pth"  # torch takes 5 GB: the last two find that of this environment
 ASK_VERSIONS = """
 import json, sys
 from importlib.metadata import PackageNotFoundError, version
@@ -47,9 +48,11 @@ def install(name: str) -> Path:
     if stamp.is_file() and stamp.read_text() == wanted and python.exists():
         return python
     pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    *packages, project = REQUIREMENTS[name]
-    for command in ([sys.executable, "-m", "venv", str(folder)], [*pip, *packages, "--editable", project]):
+    for command in ([sys.executable, "-m", "venv", str(folder)], [*pip, *REQUIREMENTS[name]]):
         _run(command)
+    if name.endswith("-torch"):
+        (packages,) = (folder / "lib").glob("python*/site-packages")
+        (packages / OURS).write_text(f"{sysconfig.get_path('purelib')}\n{ROOT}\n")
     stamp.write_text(wanted)  # written last, so that an incomplete environment is completed
     return python
 

@@ -83,7 +83,7 @@ def prepare(
     if data is None:
         for number, classes in enumerate(TASKS):
             write_images(made / f"task {number}", classes, LEARNED_FROM)
-            _openworld(root, settings, "learn", str(made / f"task {number}"), "--data", str(work / "data"))
+            openworld(root, settings, "learn", str(made / f"task {number}"), "--data", str(work / "data"))
     else:
         _copy(data, work / "data")
     if images is None:
@@ -98,7 +98,7 @@ def prepare(
     target.mkdir()
     for number, path in enumerate(asked):
         shutil.copyfile(path, target / f"{number:04d}.jpg")
-    printed = _openworld(root, {}, "predict", str(target), "--data", str(work / "data"), "--json")
+    printed = openworld(root, {}, "predict", str(target), "--data", str(work / "data"), "--json")
     answers = [json.loads(line) for line in printed.splitlines()]
     expected = {Path(answer["file"]).name: answer["label"] for answer in answers}
     (target / EXPECTED).write_text(json.dumps(expected))
@@ -115,7 +115,7 @@ def _copy(source: Path, target: Path) -> None:
             shutil.copyfile(source / name, target / name)
 
 
-def _openworld(root: Path, settings: Mapping[str, str], *words: str) -> str:
+def openworld(root: Path, settings: Mapping[str, str], *words: str) -> str:
     """The output of one `openworld` command of a checkout."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("OPENWORLD_")}
     environment |= {**settings, "PYTHONPATH": str(root)}

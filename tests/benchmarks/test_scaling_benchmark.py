@@ -11,7 +11,7 @@ import pytest
 from benchmarks.scaling import learning, made_models, plot
 from benchmarks.scaling.__main__ import arguments
 from benchmarks.scaling.made_models import Configuration, MadeVersions
-from benchmarks.scaling.serving import bars, summarise
+from benchmarks.scaling.serving import bars, merged, summarise
 from models.inference.predictor import Predictor
 from tests.support import exported  # registers tiny_test_vit
 
@@ -60,6 +60,18 @@ def test_the_bars_compare_the_fewest_with_the_most_tasks(
 def test_ratios_are_taken_round_by_round() -> None:
     found = summarise([1.0], {1: [cell(100.0), cell(50.0), cell(80.0)], 5: [cell(90.0), cell(45.0), cell(20.0)]})
     assert found["tasks"]["5"]["of_fewest_tasks"] == pytest.approx(0.9)
+
+
+def test_a_later_run_adds_configurations_to_a_report() -> None:
+    old, new = (summarise([120.0], {1: [cell(rate)], 50: [cell(rate)]}) for rate in (100.0, 90.0))
+    earlier = {"configurations": {"DeiT-Ti, 2 blocks": old, "DeiT-Ti, 12 blocks": old}}
+    found = merged(earlier, {"configurations": {"offline default": new, "DeiT-Ti, 2 blocks": new}})
+    assert found["configurations"] == {
+        "offline default": new,
+        "DeiT-Ti, 2 blocks": new,
+        "DeiT-Ti, 12 blocks": old,
+    }
+    assert len(found["bars"]) == 6
 
 
 def test_a_report_is_drawn(tmp_path: Path) -> None:
