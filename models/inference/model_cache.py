@@ -5,18 +5,20 @@ tasks that they have in common, in memory as well; versions that differ by edits
 only a trainer needs (shared adapters, a task's part of the sums) is not kept.
 
 The frozen statistics of a version are those of the loaded version that has most tasks in common with it, plus the parts
-of the tasks that it lacks, less the parts of those that it has too many.
+of the tasks that it lacks, less the parts of those that it has too many. A version that has learned the pending task of
+the one before has equal statistics, and shares them with all that was computed from them.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakValueDictionary
 
+import numpy as np
 from numpy.typing import NDArray
 
 from models.errors import CorruptVersion
@@ -108,12 +110,19 @@ class ModelCache:
         elif start.tasks == entries:
             frozen = start.statistics
         else:
-            scatter, gram = start.statistics.scatter.copy(), start.statistics.gram.copy()
-            add_sums(start.removed, scatter, gram, -1)
-            frozen = summed(tasks, [sums[entry.sha256] for entry in start.added], scatter, gram, spec)
+            added = [sums[entry.sha256] for entry in start.added]
+            scatter, gram = start.statistics.scatter, start.statistics.gram
+            if _equal_sums(added, start.removed):  # a pending task was learned: its images are the same
+                added = []
+            else:
+                scatter, gram = scatter.copy(), gram.copy()
+                add_sums(start.removed, scatter, gram, -1)
+            frozen = summed(tasks, added, scatter, gram, spec)
         pending = loaded.contents.get(PROVISIONAL)
         if pending is not None and (start is None or start.tasks != entries):
             frozen = with_pending(frozen, pending)
+        if start is not None and _equal_statistics(frozen, start.statistics):
+            frozen = start.statistics  # with their inverses, which take longer than the rest of a load
         model = assembled(manifest, loaded.contents[HEADS], tasks, frozen, SharedAdapters.empty(), None)
         if pending is not None:
             model = _provisional(model, manifest, pending)
@@ -161,6 +170,24 @@ def _entries(manifest: Manifest) -> tuple[FileEntry | None, Entries]:
     """The base, if there is one, and what is added to it; CorruptVersion if one is missing."""
     with readable(manifest):
         return manifest.files.get(BASE), tuple(manifest.files[role] for role in _roles(manifest))
+
+
+def _equal_sums(one: Sequence[TaskSums], other: Sequence[TaskSums]) -> bool:
+    """Bit by bit."""
+    return len(one) == len(other) and all(
+        np.array_equal(mine, theirs)
+        for first, second in zip(one, other, strict=True)
+        for mine, theirs in zip(first.tensors().values(), second.tensors().values(), strict=True)
+    )
+
+
+def _equal_statistics(one: FrozenStatistics, other: FrozenStatistics) -> bool:
+    """Whether both have the same matrices, and equal classes."""
+    return (
+        one.scatter is other.scatter
+        and one.gram is other.gram
+        and all(np.array_equal(getattr(one, name), getattr(other, name)) for name in ("counts", "means", "moments"))
+    )
 
 
 def _more(one: Entries, other: Entries) -> Entries:

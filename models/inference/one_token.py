@@ -4,21 +4,24 @@ The sub-layers of such a backbone are identities, so an adapted block is two Lay
 
     a = LN(x),  x <- x + a + W2 relu(W1 a + b1) + b2        for each adapter
 
-Tasks with similar numbers of active units form a stack. LayerNorm weights are multiplied into W1. The next LayerNorm
-removes the mean, so with v = (x - mean) / deviation, the new x is v (deviation + weight) + W2 relu(W1 v + b1) + shift.
-The exported graph `blocks` is the reference (models/network/adapted_blocks.py).
+Tasks with similar numbers of units form stacks, which versions share: the network of a learned task never changes.
+LayerNorm weights are multiplied into W1. The next LayerNorm removes the mean, so with v = (x - mean) / deviation, the
+new x is v (deviation + weight) + W2 relu(W1 v + b1) + shift. The exported graph `blocks`
+is the reference (models/network/adapted_blocks.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
+from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
 from models.inference.evidence import Array
-from models.inference.stacked import Indices, similar
+from models.inference.stacked import stacked_together
 
 EPSILON = 1e-6  # of the LayerNorms
 
@@ -38,21 +41,19 @@ class OneTokenNetworks:
     """The networks of T tasks."""
 
     def __init__(self, tasks: Sequence[TaskArrays]) -> None:
-        active = [_active(task) for task in tasks]
-        widths = [(int(units.sum(axis=1).max()),) for units in active]
         self._tasks = len(tasks)
         self._stacks = [
-            _stack(group, [tasks[k] for k in group.tolist()], [active[k] for k in group.tolist()])
-            for group in similar(widths)
+            (group, _stack([tasks[k] for k in group.tolist()]))
+            for group in stacked_together([(task.w1.shape[1],) for task in tasks])
         ]
 
     def features(self, pooled: Array) -> Array:
         """z of every task: (n, d) -> (T, n, d)."""
         if len(self._stacks) == 1:
-            return self._stacks[0].features(pooled)
+            return self._stacks[0][1].features(pooled)
         out = np.empty((self._tasks, *pooled.shape), np.float32)
-        for stack in self._stacks:
-            out[stack.tasks] = stack.features(pooled)
+        for group, stack in self._stacks:
+            out[group] = stack.features(pooled)
         return out
 
 
@@ -76,8 +77,9 @@ class _Adapter(NamedTuple):
         return out
 
 
-class _Stack(NamedTuple):
-    tasks: Indices  # (G,)
+@dataclass(frozen=True, eq=False)
+class _Stack:
+    tasks: Sequence[TaskArrays]  # G
     adapters: list[_Adapter]
     norm_w: Array  # (G, 1, d)
     norm_b: Array  # (G, 1, d)
@@ -114,8 +116,20 @@ def _active(task: TaskArrays) -> NDArray[np.bool_]:
     return out
 
 
-def _stack(group: Indices, tasks: Sequence[TaskArrays], active: Sequence[NDArray[np.bool_]]) -> _Stack:
+def _stack(tasks: Sequence[TaskArrays]) -> _Stack:
+    identity = tuple(id(array) for task in tasks for array in task)
+    if (found := _stacks.get(identity)) is None:
+        found = _stacks[identity] = _new_stack(tasks)
+    return found
+
+
+# By the identity of their tasks' arrays, which a stack keeps alive.
+_stacks: WeakValueDictionary[tuple[int, ...], _Stack] = WeakValueDictionary()
+
+
+def _new_stack(tasks: Sequence[TaskArrays]) -> _Stack:
     count, d = tasks[0].b2.shape
+    active = [_active(task) for task in tasks]
     width = max(int(units.sum(axis=1).max()) for units in active) + 1
     adapters = []
     for index in range(count):
@@ -131,4 +145,4 @@ def _stack(group: Indices, tasks: Sequence[TaskArrays], active: Sequence[NDArray
             weight[g, 0] = task.norm_w[index]
         adapters.append(_Adapter(w1, b1, w2, weight))
     norms = (np.stack([getattr(task, name)[-1] for task in tasks])[:, None] for name in ("norm_w", "norm_b"))
-    return _Stack(group, adapters, *norms)
+    return _Stack(tasks, adapters, *norms)

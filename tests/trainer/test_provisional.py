@@ -11,6 +11,7 @@ import pytest
 
 pytest.importorskip("torch")
 
+from models.inference.model_cache import ModelCache
 from models.inference.predictor import Predictor
 from models.versions.edits import Edit, publish_edit
 from models.versions.manifest import Manifest
@@ -101,6 +102,18 @@ def test_a_provisional_version_shares_the_contents_of_the_learned_one(data: Path
     assert all(provisional.files[f"task.{k}"] == before.files[f"task.{k}"] for k in range(3))
     assert set(provisional.files) - set(before.files) == {"provisional"}
     assert "provisional" not in refined.files
+
+
+def test_a_server_solves_nothing_again_when_a_pending_task_is_learned(data: Path) -> None:
+    learn(data, batch_of("fig"))
+    cache = ModelCache(VersionStore(data))
+    provisional, refined = cache.load(4).model, cache.load(5).model
+    assert provisional.pending
+    assert not refined.pending
+    assert refined.frozen is provisional.frozen
+    full = ModelCache(VersionStore(data)).load(5).model.frozen
+    for name in ("counts", "means", "moments", "scatter", "gram"):
+        np.testing.assert_allclose(getattr(refined.frozen, name), getattr(full, name), rtol=1e-3, atol=1e-4)
 
 
 def test_what_is_learned_does_not_depend_on_the_provisional_version(data: Path, tmp_path: Path) -> None:

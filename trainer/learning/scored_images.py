@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from hashlib import sha256
 
 import numpy as np
@@ -33,14 +34,16 @@ class _Scored:
     used: int = 0  # the last call
     rows: dict[str, Floats] = field(default_factory=dict)  # image key -> (3c + 1,)
 
+    @cached_property
+    def _scores(self) -> StackedScores:
+        return StackedScores([self.task.gaussians], [self.task.head.weight], [self.task.head.bias])
+
     def add(self, keys: Sequence[str], features: NDArray[np.float32]) -> None:
-        task = self.task
-        scores = StackedScores([task.gaussians], [task.head.weight], [task.head.bias])
         for start in range(0, len(keys), ROWS):
             part = keys[start : start + ROWS]
             chunk = np.zeros((1, ROWS, features.shape[1]), np.float32)
             chunk[0, : len(part)] = features[start : start + ROWS]
-            self.rows.update(zip(part, np.concatenate(scores.scores(chunk), axis=1), strict=False))
+            self.rows.update(zip(part, np.concatenate(self._scores.scores(chunk), axis=1), strict=False))
 
     def of(self, keys: Sequence[str]) -> Floats:
         """(n, 3c + 1)"""

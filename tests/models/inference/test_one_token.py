@@ -6,6 +6,7 @@ import torch
 
 from models.inference.model import Adapters, Model, TaskModel
 from models.inference.one_token import EPSILON, OneTokenNetworks
+from models.inference.stacked import STACKED_TASKS
 from models.network.adapted_blocks import AdaptedBlock, AdaptedBlocks, IdentityAttention, tensors_of
 from tests.support.exported import Exported, random_pixels, random_task
 from tests.support.tiny_model import tiny_learner
@@ -35,6 +36,17 @@ def test_stacked_networks_give_the_features_of_each_task(blocks: int) -> None:
         tokens = torch.from_numpy(pooled)[:, None]
         expected = [blocks_of(blocks)(tokens, tensors_of(task)).numpy() for task in tasks]
     np.testing.assert_allclose(found, np.stack(expected), atol=1e-4)
+
+
+def test_a_version_with_a_further_task_shares_the_full_stacks() -> None:
+    rng = np.random.default_rng(0)
+    networks = [some_task(rng, 2, 6).network for _ in range(STACKED_TASKS + 2)]
+    before, after = OneTokenNetworks(networks[:-1]), OneTokenNetworks(networks)
+    assert after._stacks[0][1] is before._stacks[0][1]
+    assert after._stacks[1][1] is not before._stacks[1][1]
+    pooled = rng.normal(0, 1, (4, 20)).astype(np.float32)
+    alone = [OneTokenNetworks([network]).features(pooled)[0] for network in networks]
+    np.testing.assert_allclose(after.features(pooled), np.stack(alone), atol=1e-4)
 
 
 def test_a_task_without_active_units_is_served() -> None:

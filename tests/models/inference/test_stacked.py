@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from models.inference.evidence import Evidence, FrozenScores
 from models.inference.gaussians import Gaussians
 from models.inference.model import Head
-from models.inference.stacked import StackedScores, similar
+from models.inference.stacked import STACKED_TASKS, StackedScores, stacked_together
 from tests.support.evidence import quick, seeds
 
 D = 24
@@ -60,8 +60,21 @@ def test_stacked_tasks_score_as_one_by_one(seed: int, chosen: list[tuple[int, in
 
 
 def test_tasks_of_similar_sizes_are_stacked_together_and_others_apart() -> None:
-    groups = similar([(70, 5), (80, 5), (1200, 5), (75, 5), (0, 5)])
+    groups = stacked_together([(70, 5), (80, 5), (1200, 5), (75, 5), (0, 5)])
     assert [group.tolist() for group in groups] == [[0, 1, 3], [2], [4]]
+
+
+def test_a_version_with_a_further_task_shares_the_full_stacks_and_scores_as_one_by_one() -> None:
+    tasks = random_tasks(1, [(3, 4)] * (STACKED_TASKS + 2))
+    before = stacked(tasks[:-1])
+    heads = random_tasks(2, [(3, 4)] * len(tasks))  # of another version
+    after = stacked([(gaussians, head) for (gaussians, _), (_, head) in zip(tasks, heads, strict=True)])
+    assert after._stacks[0].gaussians is before._stacks[0].gaussians
+    assert after._stacks[1].gaussians is not before._stacks[1].gaussians
+    z = np.random.default_rng(0).normal(0, 2, (len(tasks), 3, D)).astype(np.float32)
+    frozen = no_frozen(3, 3 * len(tasks))
+    expected = looped([(own, head) for (own, _), (_, head) in zip(tasks, heads, strict=True)], z, frozen)
+    np.testing.assert_allclose(after.evidence(z, frozen).class_logits, expected.class_logits, atol=1e-4)
 
 
 def test_no_images_give_empty_scores() -> None:
