@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "accuracy.md"
 PLOT = ROOT / "docs" / "images" / "accuracy-by-images.png"
 REPORTS = ROOT / "benchmarks" / "reports"
-BEGIN, END = "<!-- begin of the figures, written by `make docs` -->", "<!-- end of the figures -->"
+BEGIN, END = "<!-- begin of the {}, written by `make docs` -->", "<!-- end of the {} -->"
 NAMES = {"caltech": "Caltech-101", "grocery_store": "Grocery", "tiny_imagenet": "Tiny-ImageNet", "cifar10": "CIFAR-10"}
 METHODS = ("ours", "provisional", "slda", "ranpac", "ncm", "knn", "joint", "product-v1", "paper", "hat")
 EARLIER = "main-earlier"  # the suite with an earlier learner: methods that the present report does not have
@@ -63,11 +63,31 @@ def figures() -> str:
     return "\n".join(lines)
 
 
+def refining() -> str:
+    """One table: accuracy and AUC before and after a task's network is learned, and with the preset `paper`."""
+    rows = reported(("few", "main", "many"))
+    lines = ["| data set | images per class | provisional | refined | `paper` | seconds per task: refined, `paper` |"]
+    lines.append("| --- | ---: |" + " ---: |" * 4)
+    for data, title in NAMES.items():
+        for own, per_class in sorted(key for key in rows if key[0] == data):
+            methods = [rows[own, per_class][name] for name in ("provisional", "ours", "paper")]
+            pairs = " | ".join(f"{_percent(one['last'])} / {_percent(one['ai_auc'])}" for one in methods)
+            seconds = ", ".join(f"{one['seconds']:.1f}" for one in methods[1:])
+            lines.append(f"| {title} | {per_class} | {pairs} | {seconds} |")
+    return "\n".join(lines)
+
+
+TABLES = {"figures": figures, "table of refining": refining}
+
+
 def updated(page: str) -> str:
     """The page with the figures of the reports as they are now."""
-    before, _, rest = page.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n\n{figures()}\n\n{END}{after}"
+    for name, table in TABLES.items():
+        begin, end = BEGIN.format(name), END.format(name)
+        before, _, rest = page.partition(begin)
+        _, _, after = rest.partition(end)
+        page = f"{before}{begin}\n\n{table()}\n\n{end}{after}"
+    return page
 
 
 def plot(path: Path) -> None:
