@@ -19,9 +19,10 @@ from threadpoolctl import threadpool_limits
 from benchmarks.machine import machine
 from models.inference.evidence import Evidence
 from models.inference.frozen import FrozenStatistics
-from trainer.learning.calibration import Target, fit_novelty, fit_rule
 from trainer.learning.leave_out import LeaveOut
+from trainer.learning.novelty_fit import Target, fit_novelty
 from trainer.learning.prior import Prior
+from trainer.learning.rule_fit import fit_rule
 from trainer.learning.simulation import left_out_scores, simulated_novelty
 
 FEATURE, EXPANDED = 1712, 1024  # EfficientNet-Lite0

@@ -21,9 +21,9 @@ from models.inference.rotations import ROTATIONS
 from models.inference.rules import PAPER_WITHOUT_OOD, Rule
 from models.inference.stored_model import model_tensors
 from models.network.adapted_blocks import tensors_of
-from trainer.learning.calibration import fit_outputs
 from trainer.learning.forward_passes import turned_view
 from trainer.learning.memory import Samples
+from trainer.learning.rule_fit import fit_outputs
 from trainer.learning.settings import LearnerSettings, Recipe
 from trainer.learning.tokens import TokenCache
 

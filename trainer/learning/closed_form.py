@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from models.inference.evidence import Evidence, Floats, FrozenScores, log_softmax
 from models.inference.rules import FROZEN_TERMS, Rule
 from trainer.learning.advice import frozen_rule
-from trainer.learning.calibration import fit_rule, mean_deviations, prior_weights
 from trainer.learning.prior import Prior
+from trainer.learning.rule_fit import fit_rule, mean_deviations, prior_weights
 
 NAME = "closed form"
 FOLDS = 2  # every fold costs another fit of the rule

@@ -20,12 +20,13 @@ from models.inference.rules import Rule
 from models.inference.stored_model import ClosedForm
 from tasks.errors import BatchError
 from trainer.learning.advice import frozen_rule
-from trainer.learning.calibration import Target, fit_novelty, prior_weights
 from trainer.learning.division import divide
 from trainer.learning.draws import check_summed_batch, with_draws
 from trainer.learning.evaluation import simulated_auc
 from trainer.learning.left_out_evidence import left_out_evidence
 from trainer.learning.memory import Samples, corrections, unseen
+from trainer.learning.novelty_fit import Target, fit_novelty
+from trainer.learning.rule_fit import prior_weights
 from trainer.learning.settings import LearnerSettings
 from trainer.learning.tokens import TokenCache
 

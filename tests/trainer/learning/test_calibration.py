@@ -8,8 +8,9 @@ import pytest
 from models.inference.rules import TERMS
 from tests.support.evidence import random_evidence
 from tests.support.tiny_model import class_tasks, learn_tasks, tiny_learner
-from trainer.learning.calibration import Target, fit_rule, threshold
+from trainer.learning.novelty_fit import Target, threshold
 from trainer.learning.prior import Prior
+from trainer.learning.rule_fit import fit_rule
 from trainer.learning.settings import LearnerSettings
 
 

@@ -11,9 +11,9 @@ from models.inference.evidence import Evidence, Features, FrozenScores
 from models.inference.rules import FROZEN_TERMS, Rule
 from tests.support.evidence import random_evidence, with_parts
 from tests.support.tiny_model import class_tasks, features_of, learn_tasks, tiny_learner
-from trainer.learning.calibration import fit_rule, prior_weights
 from trainer.learning.closed_form import NAME, NetworkGain, fit_closed_form, network_gain
 from trainer.learning.prior import Prior
+from trainer.learning.rule_fit import fit_rule, prior_weights
 
 COUNTS = [3, 3]
 IMAGES = 240

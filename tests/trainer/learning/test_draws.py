@@ -24,13 +24,13 @@ from tests.support.tiny_model import (
     tiny_cnn,
     tiny_learner,
 )
-from trainer.learning.calibration import spread_as_images
 from trainer.learning.checkpoint import Checkpoint
 from trainer.learning.draws import are_drawn, check_drawable, drawn_deviations, drawn_expansion, with_draws
 from trainer.learning.learner import Learned, Learner
 from trainer.learning.leave_out import LeaveOut
 from trainer.learning.likeness import likeness_groups
 from trainer.learning.memory import Samples, split
+from trainer.learning.novelty_fit import spread_as_images
 from trainer.learning.provisional import provisional_model
 from trainer.learning.simulation import left_out_scores
 

@@ -7,7 +7,7 @@ from models.inference.evidence import FrozenScores
 from models.inference.novelty import SUMMARIES
 from models.inference.rules import Rule
 from tests.support.evidence import frozen_evidence
-from trainer.learning.calibration import Target, falling_p_novel, fit_novelty, paper_novelty
+from trainer.learning.novelty_fit import Target, falling_p_novel, fit_novelty, paper_novelty
 from trainer.learning.prior import Prior
 
 PRIOR = np.array([1.0, 2.0])

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from models.inference.evidence import Evidence, Floats, FrozenScores
 from models.inference.rules import PAPER_WITHOUT_OOD, Rule
-from trainer.learning.calibration import OUTPUT_RIDGE, fit_outputs
+from trainer.learning.rule_fit import OUTPUT_RIDGE, fit_outputs
 
 COUNTS = (2, 3, 1)
 

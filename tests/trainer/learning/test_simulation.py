@@ -5,9 +5,9 @@ from numpy.typing import NDArray
 
 from models.inference.frozen import FrozenStatistics
 from models.inference.novelty import SUMMARIES, frozen_summaries
-from trainer.learning.calibration import Target, fit_novelty
 from trainer.learning.gate import auc
 from trainer.learning.leave_out import LeaveOut
+from trainer.learning.novelty_fit import Target, fit_novelty
 from trainer.learning.prior import Prior
 from trainer.learning.simulation import left_out_scores, simulated_novelty
 

@@ -1,0 +1,164 @@
+"""Fit whether novel: the novelty score of a version, its threshold and `p_novel`, on simulated novelty.
+
+The fit is drawn toward a prior, as that of the rule is (`rule_fit`).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from models.inference.evidence import Evidence, Floats, FrozenScores
+from models.inference.novelty import SUMMARIES, Novelty, frozen_summaries, quantiles
+from models.inference.rules import Rule
+from trainer.learning.prior import Prior
+from trainer.learning.simulation import standard
+
+LEAST_IMAGES, MOST_SPREAD = 3, 4.0  # of images that show how much the scores of draws must be spread
+LEAST_SLOPE = 0.05  # of p_novel over the score, relative to the prior's
+# What simulated novelty weighs against the prior, in images, per pair of classes. It shows how classes differ from each
+# other, and more images of the same few classes show no more of that. Chosen on training images of the four data sets.
+PAIR_WEIGHT = 0.5
+
+
+@dataclass(frozen=True)
+class Target:
+    """What the threshold must do: accept a share of known images, or flag a share of simulated novel ones."""
+
+    accept: float = 0.95
+    flag: float | None = None
+
+
+def fit_novelty(
+    left_out: FrozenScores,
+    simulations: Sequence[tuple[Floats, Floats]],
+    prior: Prior,
+    target: Target,
+    drawn: NDArray[np.bool_] | None = None,
+) -> Novelty:
+    """The novelty score of frozen evidence, from left-out known images and from simulated novelty.
+
+    `drawn` says which of the former are draws; None: none.
+    """
+    known = frozen_summaries(left_out)
+    left = ~np.isnan(known).any(axis=1)
+    known = known[left]
+    centre, scale = standard(known)
+    start = np.array([prior.novelty[name] for name in SUMMARIES[:-1]] + [prior.novelty["known"]])
+    rows, is_known = _rows(simulations)
+    weight = PAIR_WEIGHT * left_out.distances.shape[1] ** 2
+    if len(rows):
+        strength = np.append(np.full(len(start) - 1, prior.novelty_strength), 1.0)
+        weights = logistic_regression(rows, is_known, start, strength, weight)[:-1]
+    else:
+        weights = start[:-1]
+    scores = ((known - centre) / scale) @ weights
+    if drawn is not None:
+        scores = spread_as_images(scores, drawn[left])
+    logistic = falling_p_novel(rows @ weights, is_known, np.array([1.0, start[-1]]), np.ones(2), weight)
+    simulated = (rows @ weights)[is_known == 0]
+    return Novelty(
+        centre=np.append(centre, 0.0),
+        scale=np.append(scale, 1.0),
+        weights=np.append(weights, 0.0),
+        logistic=logistic,
+        threshold=np.array([threshold(scores, simulated, target)]),
+        known=quantiles(scores),
+        simulated=quantiles(simulated),
+    )
+
+
+def spread_as_images(scores: Floats, drawn: NDArray[np.bool_]) -> Floats:
+    """Scores of draws with the deviation of the images' scores: draws of a class are more alike than its images."""
+    if not drawn.any() or (~drawn).sum() < LEAST_IMAGES:
+        return scores
+    own = scores[drawn]
+    factor = np.clip(scores[~drawn].std() / max(float(own.std()), 1e-12), 1.0, MOST_SPREAD)
+    out = scores.copy()
+    out[drawn] = own.mean() + (own - own.mean()) * factor
+    return out
+
+
+def paper_novelty(rule: Rule, evidence: Evidence, columns: NDArray[np.int64], target: Target) -> Novelty:
+    """The paper's score, that of the best class; images of each task are novel to the other tasks."""
+    log_scores = rule.log_scores(evidence)
+    scores = log_scores.max(axis=1)
+    task = np.repeat(np.arange(len(evidence.counts)), evidence.counts)
+    others = np.where(task == task[columns][:, None], -np.inf, log_scores).max(axis=1)
+    simulated = others[np.isfinite(others)]
+    limit = threshold(scores, simulated, target)
+    spread = max(float(scores.std()), 1e-6)
+    logistic = np.array([1 / spread, -limit / spread])
+    if len(simulated):
+        both, known = np.concatenate([scores, simulated]), np.repeat([1.0, 0.0], [len(scores), len(simulated)])
+        logistic = falling_p_novel(both, known, logistic, np.full(2, 1e-3), float(len(scores)))
+    size = len(SUMMARIES)
+    return Novelty(
+        centre=np.zeros(size),
+        scale=np.ones(size),
+        weights=np.eye(size)[-1],
+        logistic=logistic,
+        threshold=np.array([limit]),
+        known=quantiles(scores),
+        simulated=quantiles(simulated),
+    )
+
+
+def falling_p_novel(scores: Floats, known: Floats, prior: Floats, strength: Floats, images: float) -> Floats:
+    """Slope and intercept of the log-odds of being known over the score; the slope is positive.
+
+    With few classes, simulated novel images may score above known ones. They then say nothing about the probability,
+    and the prior stays: p_novel must fall in the score, because the threshold is a bound of both.
+    """
+    if len(scores) == 0:
+        return prior
+    fitted = logistic_regression(scores[:, None], known, prior, strength, images)
+    return fitted if fitted[0] >= LEAST_SLOPE * prior[0] else prior
+
+
+def threshold(known: Floats, novel: Floats, target: Target) -> float:
+    """The score below which an image is novel, by conformal quantile.
+
+    Of n left-out known images, the one at place floor((1 - accept)(n + 1)) bounds the share of fresh images below it.
+    Too few images for that place are extrapolated as a normal distribution.
+    """
+    if target.flag is not None and len(novel):
+        return float(np.quantile(novel, target.flag, method="higher"))
+    place = int(np.floor((1 - target.accept) * (len(known) + 1)))
+    if place >= 1:
+        return float(np.sort(known)[place - 1])
+    spread = max(float(known.std()), 1e-6) if len(known) > 1 else 1.0
+    return float(known.mean() - _normal_quantile(target.accept) * spread * np.sqrt(1 + 1 / max(len(known), 1)))
+
+
+def _normal_quantile(share: float) -> float:
+    return float(torch.special.ndtri(torch.tensor(share, dtype=torch.float64)))
+
+
+def _rows(simulations: Sequence[tuple[Floats, Floats]]) -> tuple[Floats, Floats]:
+    """(summaries of all simulated images, 1 for known and 0 for novel)"""
+    size = len(SUMMARIES) - 1
+    known = np.concatenate([np.zeros((0, size)), *(known for known, _ in simulations)])
+    novel = np.concatenate([np.zeros((0, size)), *(novel for _, novel in simulations)])
+    return np.concatenate([known, novel]), np.repeat([1.0, 0.0], [len(known), len(novel)])
+
+
+def logistic_regression(rows: Floats, known: Floats, prior: Floats, strength: Floats, images: float) -> Floats:
+    """Weights, and a constant last, of the log-odds of being known; known and novel rows count equally in sum.
+
+    `images` is what all rows together weigh against the prior: the simulations use an image more than once.
+    """
+    design = np.column_stack([rows, np.ones(len(rows))])
+    share = np.where(known == 1, 0.5 / max(known.sum(), 1), 0.5 / max((1 - known).sum(), 1)) * images
+    weights = prior.astype(np.float64)
+    for _ in range(50):  # Newton's method on a convex loss
+        p = 1 / (1 + np.exp(-np.clip(design @ weights, -50, 50)))
+        gradient = design.T @ (share * (p - known)) + strength * (weights - prior)
+        hessian = (design * (share * p * (1 - p))[:, None]).T @ design + np.diag(strength)
+        step = np.linalg.solve(hessian, gradient)
+        weights = weights - step / max(1.0, float(np.abs(step).max()))  # far from the optimum a full step overshoots
+        if float(np.abs(step).max()) < 1e-9:
+            break
+    return weights
