@@ -6,13 +6,18 @@ from collections.abc import Iterator
 from typing import Any
 
 from models.errors import CorruptVersion
+from models.versions.keep import recorded_keep, why_discarded
 from models.versions.manifest import Manifest
 from models.versions.store import VersionStore
 
 
 def history(store: VersionStore, current: int | None) -> Iterator[dict[str, Any]]:
-    """Every version on disk, oldest first, with the classes that it added to its parent; or why it is damaged."""
+    """Every version on disk, oldest first, with the classes that it added to its parent; or why it is damaged.
+
+    `discarded` says why the contents of a version are removed.
+    """
     known: dict[int, set[str]] = {}
+    keep, promoted = recorded_keep(store.storage), store.current_or_logged()
     for n in store.versions():
         try:
             manifest = store.manifest(n)
@@ -20,6 +25,7 @@ def history(store: VersionStore, current: int | None) -> Iterator[dict[str, Any]
             yield {"version": n, "current": n == current, "damaged": str(error)}
             continue
         known[n] = set(manifest.classes)
+        discarded = why_discarded(keep, manifest, promoted)
         before = known.get(manifest.parent, set()) if manifest.parent is not None else set()
         yield {
             **summary(manifest),
@@ -29,6 +35,7 @@ def history(store: VersionStore, current: int | None) -> Iterator[dict[str, Any]
             "parent": manifest.parent,
             "added": [name for name in manifest.classes if name not in before],
             "classes": len(known[n]),
+            **({"discarded": discarded} if discarded else {}),
         }
 
 

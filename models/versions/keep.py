@@ -14,6 +14,7 @@ from typing import Literal, get_args
 from models.errors import KeepError
 from models.storage import DataFolder, Storage, storage_of
 from models.versions.data_format import open_data_folder
+from models.versions.manifest import Manifest
 
 Keep = Literal["images", "features", "statistics"]
 MODES: tuple[Keep, ...] = get_args(Keep)  # each keeps less than the one before it
@@ -71,6 +72,21 @@ def record_less(folder: DataFolder, keep: Keep) -> None:
     storage = storage_of(folder)
     if keep != recorded_keep(storage):
         storage.put(RECORD, f"{keep}\n".encode())
+
+
+def why_discarded(keep: Keep, manifest: Manifest, current: int | None) -> str | None:
+    """Why a folder with this mode has discarded the contents of a version; None: it has them.
+
+    Two sums that differ by one image reveal its feature. A discarded version stays listed, and cannot become current
+    again; `models.versions.pruning.discard_sums` removes its contents.
+    """
+    if keep != "statistics" or manifest.version == current:
+        return None
+    if manifest.keep != "statistics":
+        return "it is from before the conversion of the data folder to statistics"
+    if manifest.pending:
+        return "it was provisional, and a folder that keeps statistics has only the sums of learned tasks"
+    return None
 
 
 def _mismatch(storage: Storage, found: Keep, requested: Keep) -> KeepError:

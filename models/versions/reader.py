@@ -17,6 +17,7 @@ from models.files import sha256_bytes, sha256_file
 from models.storage import DataFolder, storage_of
 from models.versions.contents import HEADS, SAMPLES, content_key, decode_tensors, flat, samples_text
 from models.versions.data_format import check_format
+from models.versions.keep import recorded_keep, why_discarded
 from models.versions.manifest import FileEntry, Manifest, parse_json
 from models.versions.promotions import Promotion, PromotionLog, effective
 
@@ -96,14 +97,43 @@ class VersionReader:
     def load(
         self, n: int | None = None, *, expect_backbone: str | None = None, skip: Collection[str] = ()
     ) -> LoadedVersion:
-        """Load version `n`, by default the current one, and verify every hash.
+        """Load version `n`, by default the current one, and verify every hash; CorruptVersion if it was discarded.
 
         `skip` are hashes of contents that the caller has verified and decoded before: they are not read.
         """
-        n = self.current() if n is None else n
-        if n is None:
-            raise NothingLearned("there is no current version yet: submit a task first")
+        if n is not None:
+            return self._load(n, expect_backbone, skip)
+        while True:
+            n = self.current()
+            if n is None:
+                raise NothingLearned("there is no current version yet: submit a task first")
+            try:
+                return self._load(n, expect_backbone, skip)
+            except CorruptVersion as error:
+                if not self.is_superseded(n, error):
+                    raise
+
+    def is_superseded(self, n: int, error: CorruptVersion) -> bool:
+        """Whether version `n`, which was current, could not be read because it was replaced and discarded since."""
+        return error.damage == "missing" and self.current() != n
+
+    def _load(self, n: int, expect_backbone: str | None, skip: Collection[str]) -> LoadedVersion:
         manifest = self.manifest(n)
+        try:
+            return self._read(manifest, expect_backbone, skip)
+        except CorruptVersion as error:
+            if error.damage == "missing":  # not before: a swap makes no further requests
+                self.check_not_discarded(manifest)
+            raise
+
+    def check_not_discarded(self, manifest: Manifest) -> None:
+        """CorruptVersion, with the reason, if the contents of the version are or will be removed (`why_discarded`)."""
+        if reason := why_discarded(recorded_keep(self.storage), manifest, self.current_or_logged()):
+            message = f"version {manifest.version} cannot be used any more, its contents are removed: {reason}"
+            raise CorruptVersion(message, "missing")
+
+    def _read(self, manifest: Manifest, expect_backbone: str | None, skip: Collection[str]) -> LoadedVersion:
+        n = manifest.version
         if expect_backbone is not None and manifest.backbone_sha256 != expect_backbone:
             raise CorruptVersion(
                 f"version {n}: made with the backbone {manifest.backbone_sha256}, but {expect_backbone} is in use",
@@ -138,13 +168,13 @@ class VersionReader:
 
     def log(self) -> list[Promotion]:
         """The promotions that took effect, oldest first."""
-        current = self._current_or_logged()
+        current = self.current_or_logged()
         return effective(self._log.entries(), current)
 
     def lineage(self, n: int | None = None) -> list[int]:
         """Version `n`, by default the current one, its parent, and so on to the first version."""
         found: list[int] = []
-        n = self._current_or_logged() if n is None else n
+        n = self.current_or_logged() if n is None else n
         if not self._prefetched:  # one request after the other for a thousand versions would take many seconds
             self._prefetched = True
             self.storage.prefetch(stored.key for stored in self.storage.list(VERSIONS))
@@ -189,7 +219,8 @@ class VersionReader:
 
     # Details
 
-    def _current_or_logged(self) -> int | None:
+    def current_or_logged(self) -> int | None:
+        """The current version; if `CURRENT` is damaged, the last one of the log."""
         try:
             return self.current()
         except CorruptVersion:

@@ -33,6 +33,7 @@ from models.files import sha256_bytes
 from models.storage import DataFolder
 from models.versions.contents import FOLDERS, Tensors, content_key, encode, entries
 from models.versions.data_format import open_data_folder
+from models.versions.keep import recorded_keep
 from models.versions.manifest import Manifest
 from models.versions.promotions import Promoter, Promotion
 from models.versions.reader import (
@@ -95,7 +96,7 @@ class VersionStore(VersionReader):
                 self._promote(published.version, manifest.parent, before, by, reason)
             except BaseException:
                 # The fsync after replacing CURRENT may fail as well: then the version is in use.
-                in_use = self.storage.shared or (published and self._current_or_logged() == published.version)
+                in_use = self.storage.shared or (published and self.current_or_logged() == published.version)
                 if not in_use:
                     self._discard([*([manifest_key(published.version)] if published else []), *written])
                 raise
@@ -104,11 +105,13 @@ class VersionStore(VersionReader):
     def reject(self, manifest: Manifest, tensors: Tensors, samples: Any, reason: str) -> str:
         """Store the result of a task that the gate rejected, for inspection; it cannot become current.
 
-        Returns the place of its manifest.
+        A folder that keeps statistics stores its manifest only. Returns the place of the manifest.
         """
         contents, key, written = encode(tensors, samples), f"{REJECTED}{manifest.task_id}.json", list[str]()
-        metrics = {**manifest.metrics, "rejected": reason}
-        changes = {"metrics": metrics, "files": {**manifest.files, **entries(contents)}}
+        named = {**manifest.files, **entries(contents)}
+        if recorded_keep(self.storage) == "statistics":  # the sums of another result may differ by one image
+            contents, named = {}, {}
+        changes = {"metrics": {**manifest.metrics, "rejected": reason}, "files": named}
         with self._writing():
             try:
                 self._put_contents(contents, written)
@@ -123,17 +126,18 @@ class VersionStore(VersionReader):
 
         By default `replacing` is the version that is current when the call begins: verifying may take seconds.
         """
-        replacing = self._current_or_logged() if replacing is None else replacing
+        replacing = self.current_or_logged() if replacing is None else replacing
         self.load(n)
         with self._writing():
             before = self.current_bytes()
-            if (current := self._current_or_logged()) != replacing:
+            if (current := self.current_or_logged()) != replacing:
                 raise StaleParent(
                     f"version {current} became current in place of {replacing}: look at it, then activate {n} again"
                 )
             if self.storage.find(manifest_key(n)) is None:  # again, after `before` was read: it may have been pruned
                 raise CorruptVersion(f"version {n}: its manifest was removed", "missing")
             manifest = self.manifest(n)
+            self.check_not_discarded(manifest)  # also while its contents are still there
             self._promote(n, current, before, by, reason)
             return manifest
 

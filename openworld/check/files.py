@@ -12,8 +12,9 @@ from models import files
 from models.errors import CorruptVersion, StoreError
 from models.storage import Storage
 from models.versions.contents import FOLDERS, content_key
-from models.versions.keep import recorded_keep
+from models.versions.keep import recorded_keep, why_discarded
 from models.versions.manifest import Manifest
+from models.versions.pruning import YOUNG_SECONDS
 from models.versions.reader import GRAPHS, REJECTED, VERSIONS, graph_key
 from models.versions.store import VersionStore
 from openworld.check.report import Finding, Report
@@ -119,17 +120,22 @@ def _images_of_tasks(queue: TaskQueue | None) -> dict[str, tuple[bool, set[str]]
 def _check_contents(storage: Storage) -> Iterator[Finding]:
     """Contents and graphs that no manifest names. Without versions, graphs may be of a training that runs."""
     store, named, graphs = VersionStore(storage), set[str](), set[str]()
+    keep, current = recorded_keep(storage), store.current_or_logged()
     for place in (VERSIONS, REJECTED):
         for found in store.storage.list(place):
             with suppress(CorruptVersion, OSError):
                 manifest = Manifest.from_json(store.storage.get(found.key))
-                named |= {content_key(role, entry.sha256) for role, entry in manifest.files.items()}
                 graphs |= {graph_key(sha256) for sha256 in manifest.graphs.values()}
+                if not why_discarded(keep, manifest, current):
+                    named |= {content_key(role, entry.sha256) for role, entry in manifest.files.items()}
     for found in store.storage.list(GRAPHS) if graphs else ():
         if found.key not in graphs:
             yield Finding("orphan_graph", found.key, "no version uses this graph: `openworld prune` removes it")
     orphans = [found for place in FOLDERS for found in store.storage.list(place) if found.key not in named]
-    if orphans:
+    if keep == "statistics" and (kept := [found for found in orphans if time.time() - found.time > YOUNG_SECONDS]):
+        message = f"{len(kept)} contents of discarded versions remain: start a trainer, it removes them"
+        yield Finding("sums_kept", "contents", message)
+    elif orphans:
         size = sum(found.size for found in orphans)
         message = f"{len(orphans)} contents ({size} bytes) are in no version: `openworld prune` removes them"
         yield Finding("orphan_contents", "contents", message, note=True)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from models.errors import CorruptVersion
 from models.inference.stored_model import read_model
 from models.storage import Storage
+from models.versions.keep import recorded_keep, why_discarded
 from models.versions.manifest import Manifest
 from models.versions.reader import REJECTED, VERSIONS, manifest_key
 from models.versions.store import VersionStore
@@ -18,14 +19,14 @@ from tasks.queue import TaskQueue
 
 def check_versions(storage: Storage, queue: TaskQueue | None, report: Report) -> Iterator[Finding]:
     store = VersionStore(storage)
-    numbers = store.versions()
+    numbers, keep, current = store.versions(), recorded_keep(storage), store.current_or_logged()
     report.checked["versions"] = len(numbers)
     manifests: dict[int, Manifest] = {}
     for n in numbers:
         try:
-            loaded = store.load(n)
-            manifests[n] = loaded.manifest
-            read_model(loaded)
+            manifests[n] = store.manifest(n)
+            if not why_discarded(keep, manifests[n], current):
+                read_model(store.load(n))
         except CorruptVersion as error:
             if storage.find(manifest_key(n)):  # an attempt that was not promoted may be removed by the next one
                 yield Finding("version_damaged", f"version {n}", f"{error}; copy its files from a backup")

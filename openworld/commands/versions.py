@@ -116,8 +116,8 @@ def _summaries(found: Versions) -> Iterator[dict[str, Any]]:
         fields = version.model_dump(mode="json", exclude={"state", "reason"})
         fields["current"] = version.version == found.current
         if version.reason is not None:
-            fields["damaged"] = version.reason
-        else:
+            fields["discarded" if version.state == "discarded" else "damaged"] = version.reason
+        if "damaged" not in fields:
             fields["classes"] = sum(map(len, version.tasks))
         yield fields
 
@@ -152,7 +152,8 @@ def _show(document: dict[str, Any], folder: Path | None) -> None:
 
 def _row(version: dict[str, Any], active: int | None) -> list[str]:
     mark = "active" if version["version"] == active else "current" if version["current"] else ""
-    mark = " ".join(filter(None, (mark, "kept" if version.get("kept") else "")))
+    marks = (mark, "kept" if version.get("kept") else "", "discarded" if version.get("discarded") else "")
+    mark = " ".join(filter(None, marks))
     if "damaged" in version:
         return [mark, str(version["version"]), "", "", f"damaged: {version['damaged']}", *[""] * 4]
     added = set(version["added"])

@@ -21,7 +21,7 @@ from weakref import WeakSet
 import numpy as np
 
 from models.backoff import Backoff
-from models.errors import CorruptVersion, Damage
+from models.errors import CorruptVersion, Damage, StoreError
 from models.files import sha256_bytes
 from models.images import ImageLimits
 from models.inference.model_cache import ModelCache
@@ -30,6 +30,7 @@ from models.inference.runtime import Runtime, RuntimeCache
 from models.versions.backbone_spec import recorded_backbone
 from models.versions.manifest import Manifest
 from models.versions.promotions import Promoter
+from models.versions.pruning import drop_discarded_copies
 from models.versions.store import VersionStore
 from service.errors import NotFound, NotReady, VersionUnusable
 from service.inference.metrics import Metrics
@@ -152,7 +153,7 @@ class ActiveVersion:
                 if current is None or current == self.model.version:
                     self.failure = None
                 elif requested or self._may_try(current):
-                    self._swap(*await self._in_thread(self._load, current))
+                    self._swap(*await self._in_thread(self._load_current, current))
             except Exception as error:  # any error: the active version must keep answering
                 self._failed(current, error)
             return self.failure
@@ -223,6 +224,21 @@ class ActiveVersion:
         except Exception as error:
             self._count_failure(error)
             raise
+
+    def _load_current(self, number: int) -> tuple[ServableModel, Manifest]:
+        """The version that was current, or the one that has replaced it since. Call it in a thread."""
+        while True:
+            try:
+                loaded = self._load(number)
+                break
+            except CorruptVersion as error:
+                if not self.store.is_superseded(number, error):
+                    raise
+                number = self.store.current() or number
+        if loaded[1].keep == "statistics":
+            with suppress(OSError, StoreError):  # of an object store; tried again with the next version
+                drop_discarded_copies(self.store)
+        return loaded
 
     def _load(self, number: int) -> tuple[ServableModel, Manifest]:
         """The model of a version, warmed up, and its manifest. Call it in a thread."""

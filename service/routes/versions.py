@@ -18,6 +18,7 @@ from models.storage import Storage
 from models.versions.contents import HEADS, PROVISIONAL, decode_tensors
 from models.versions.disk_usage import disk_usage
 from models.versions.history import history
+from models.versions.keep import recorded_keep, why_discarded
 from models.versions.manifest import Manifest
 from models.versions.store import VersionStore
 from service.container import Container, ContainerDep
@@ -100,11 +101,13 @@ def _recent_disk_usage(storage: Storage, serving: int) -> dict[str, int]:
 
 
 def _summary(entry: dict[str, Any], serving: int, failure: LoadProblem | None) -> VersionSummary:
-    number, reason = entry["version"], entry.pop("damaged", None)
+    number, reason, discarded = entry["version"], entry.pop("damaged", None), entry.pop("discarded", None)
     if failure is not None and failure.version == number:
         reason = failure.reason
-    state = "serving" if number == serving else "damaged" if reason else "available"
-    return VersionSummary(**{**entry, "state": state, "reason": reason})
+    state = "damaged" if reason else "discarded" if discarded else "available"
+    if number == serving:
+        state, discarded = "serving", None
+    return VersionSummary(**{**entry, "state": state, "reason": reason or discarded})
 
 
 @router.get(
@@ -120,7 +123,9 @@ def version_detail(store: VersionStore, number: int) -> VersionDetail:
     if number not in store.versions():
         raise NotFound(f"there is no version {number}: see GET /versions")
     manifest = store.manifest(number)
-    metrics, novelty = manifest.metrics, _novelty(store, manifest)
+    metrics, novelty = manifest.metrics, None
+    if not why_discarded(recorded_keep(store.storage), manifest, store.current_or_logged()):
+        novelty = _novelty(store, manifest)
     return VersionDetail(
         version=number,
         parent=manifest.parent,
@@ -134,13 +139,13 @@ def version_detail(store: VersionStore, number: int) -> VersionDetail:
         novelty_auc=metrics.get("novelty_auc"),
         rule=manifest.rule["name"],
         weights=manifest.rule["weights"],
-        novelty_weights=dict(zip(SUMMARIES, _finite(novelty.weights), strict=True)),
+        novelty_weights=dict(zip(SUMMARIES, _finite(novelty.weights), strict=True)) if novelty else {},
         threshold=manifest.threshold,
         novel_above=manifest.novel_above,
         accept=manifest.settings.get("accept"),
         flag=manifest.settings.get("flag"),
-        reference=_finite(novelty.known),
-        simulated=_finite(novelty.simulated),
+        reference=_finite(novelty.known) if novelty else [],
+        simulated=_finite(novelty.simulated) if novelty else [],
         networks=metrics.get("networks"),
         reports=[TaskReport(**row) for row in metrics.get("tasks", [])],
         advice=_advice(metrics.get("advice"), store.storage),

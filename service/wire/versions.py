@@ -30,8 +30,10 @@ class VersionSummary(BaseModel):
         "refined", description="provisional: some of its tasks answer in closed form and are not learned yet"
     )
     pending: list[str] = Field(default_factory=list, description="the ids of these tasks")
-    state: str = Field(description="serving, available, or damaged")
-    reason: str | None = Field(None, description="why it is damaged")
+    state: str = Field(
+        description="serving, available, damaged, or discarded: its contents are removed, and it cannot be activated"
+    )
+    reason: str | None = Field(None, description="why it is damaged or discarded")
     learned: dict[str, int] = Field(default_factory=dict, description="images per class in its task's batch")
     added: list[str] = Field(default_factory=list, description="classes that its parent does not have")
     tasks: list[list[str]] = Field(default_factory=list, description="all classes, by task")
@@ -130,7 +132,7 @@ class VersionDetail(BaseModel):
     networks: NetworkGain | None = Field(None, description="the comparison behind it; null if there was none")
     weights: dict[str, float] = Field(description="the weights of the rule, by the name of the evidence")
     novelty_weights: dict[str, float] = Field(
-        description="the weights of the novelty score, by the name of the summary"
+        description="the weights of the novelty score, by the name of the summary; empty for a discarded version"
     )
     threshold: float | None = Field(description="a novelty score below it is novel; null: every image is novel")
     novel_above: float = Field(description="the threshold as a probability: a larger p_novel is novel")

@@ -128,7 +128,7 @@ const loadProblem = ({ problem, serving }) =>
 
 /** What a version changed, in a few words. */
 function summary({ version, stage, reason, added, learned }, history) {
-  if (reason) return reason; // why it is damaged
+  if (reason) return reason; // why it is damaged or discarded
   if (added.length) return `${stage === "provisional" ? "answers with" : "learned"} ${joinNames(added)}`;
   const extended = Object.keys(learned);
   if (extended.length) return `learned more of ${joinNames(extended)}`;
@@ -191,7 +191,7 @@ function versionDetail(version, data, load) {
     "Kept of taught images": version.keep,
     "Fitted on": version.drawn ? `images of its task, and ${version.drawn} draws from class statistics` : null,
   };
-  const damaged = data.versions.find((entry) => entry.version === number).state === "damaged";
+  const { state } = data.versions.find((entry) => entry.version === number);
   const activateButton = () =>
     button(
       number < data.serving ? "Roll back to this version" : "Activate this version",
@@ -205,7 +205,7 @@ function versionDetail(version, data, load) {
       h("h2", {}, `Version ${number}`),
       number === data.serving
         ? h("span", { class: "badge serving" }, `active since ${dateTime(data.since)}`)
-        : session.hasRole("operate") && !damaged && activateButton(),
+        : session.hasRole("operate") && state === "available" && activateButton(),
     ),
     factList(facts),
     reports.length > 0 && gateTable(reports),
