@@ -3,7 +3,8 @@
 **When a task has ended, however it ended, the bytes of its images are gone**: from the image store at once, from
 inboxes, recent predictions, thumbnails and local copies as soon as their owners have read the log of erasures, within
 seconds. Killing any process delays that until its next start. What remains are hashes, and in a folder that keeps
-features those that stored versions need.
+features those that stored versions need. In a folder that keeps statistics, the sums over the images of a task that was
+not learned go as well (`models.versions.pruning.discard_sums`).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from models import files
 from models.errors import StoreError
 from models.storage import DataFolder, Storage, storage_of
 from models.versions.keep import recorded_keep
+from models.versions.pruning import discard_sums
 from models.versions.store import VersionStore
 from tasks.errors import UnknownTask
 from tasks.images import FeatureStore, ImageStore, StoredImage, cache_files, discard_images
@@ -64,7 +66,11 @@ def withdraw_batch(store: VersionStore, queue: TaskQueue, task: Task) -> None:
 
 
 def discard_ended(store: VersionStore, queue: TaskQueue) -> int:
-    """Discard what killed processes have left of ended tasks and of batches that became no task; returns how many."""
+    """Discard what killed processes have left of ended tasks and of batches that became no task.
+
+    Returns the number of images.
+    """
+    discard_sums(store)
     files.remove_abandoned(store.root / "images")
     stored, features = list(ImageStore(store.storage)), set[str]()
     if recorded_keep(store.storage) == "statistics":  # left by a conversion

@@ -15,6 +15,7 @@ from models.versions.backbone_spec import recorded_backbone
 from models.versions.class_ids import new_class_id
 from models.versions.keep import Keep, recorded_keep
 from models.versions.manifest import Manifest
+from models.versions.pruning import discard_sums
 from models.versions.store import VersionStore
 from tasks.batch import LabelledBatch
 from tasks.images import (
@@ -159,7 +160,11 @@ class LearningContext:
         return at_hand | self.images.find_all([key for key in keys if key not in at_hand]).keys()
 
     def discard(self, images: Mapping[str, Iterable[str]]) -> None:
-        """Remove what is kept of images, by class, as far as neither their bytes nor stored versions need it."""
+        """Remove what is kept of images, by class, as far as neither their bytes nor stored versions need it.
+
+        Call it after the version without them was published: sums that contain them may go as well.
+        """
+        discard_sums(self.store)
         if self.keep != "images":
             keys = {key for own in images.values() for key in own}
             discard_images(self.store, keys - self.images.find_all(keys).keys(), "end of a task")

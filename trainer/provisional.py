@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from models.errors import StaleParent
 from models.inference.model import Model
@@ -77,13 +77,23 @@ def publish_pending(context: LearningContext, parent: Parent, submission: Submis
         log.info("task %s answers before it is learned", submission.task_id)
 
 
-def drop_pending(context: LearningContext, parent: Parent, task_id: str, reason: str = "it was cancelled") -> None:
-    """Publish a version without a task, if it is pending."""
+class Dropped(NamedTuple):
+    """A task that was pending, and the version without it."""
+
+    task_id: str
+    version: int
+    note: str  # for people: what does not answer any more
+
+
+def drop_pending(
+    context: LearningContext, parent: Parent, task_id: str, reason: str = "it was cancelled"
+) -> Dropped | None:
+    """Publish a version without a task; None if it is not pending."""
     while True:
         parent = parent.refreshed(context.store).without_deleted(context.present())
         before = parent.manifest
         if before is None or not before.is_pending(task_id):
-            return
+            return None
         learned = _learned(context, parent)
         left = stage(context, parent, learned, parent.samples, parent.pending_without(task_id))
         heads, stored = new_tensors(learned)
@@ -114,11 +124,23 @@ def drop_pending(context: LearningContext, parent: Parent, task_id: str, reason:
         context.check_keep()
         try:
             why = f"task {task_id} does not answer any more: {reason}"
-            context.store.publish(manifest, {**heads, **left.tensors}, samples, reason=why)
-            context.discard(parent.samples.pending[task_id])
-            return
+            manifest = context.store.publish(manifest, {**heads, **left.tensors}, samples, reason=why)
         except StaleParent:
             continue
+        dropped = Dropped(task_id, manifest.version, note_of(parent, task_id))
+        log.warning("%s, and %s", why, dropped.note)
+        context.discard(parent.samples.pending[task_id])
+        return dropped
+
+
+def note_of(parent: Parent, task_id: str) -> str:
+    """What does not answer any more when a pending task of the parent is dropped."""
+    images, learned = parent.samples.pending[task_id], parent.model.classes if parent.model else ()
+    new = [name for name in images if name not in learned]
+    parts = [f"classes that answered provisionally do not answer any more: {', '.join(new)}"] if new else []
+    if known := [name for name in images if name in learned]:
+        parts.append(f"further images of classes do not count any more: {', '.join(known)}")
+    return "; ".join(parts)
 
 
 @dataclass(frozen=True)

@@ -4,14 +4,15 @@
 with the same bytes. A call that fails removes what it added, unless a provisional version answers with it already.**
 
 If people edit classes during the training, or other tasks become pending, the result is published on the version that
-is current at its end: the learned tasks of that version have the same bytes. If a version with other learned tasks
+is current at its end: the learned tasks of that version have the same bytes. Pending tasks that are cancelled meanwhile
+are dropped by a further version. If a version with other learned tasks
 becomes current, learning starts again on that version at once; if it lacks the classes of this task, the training is
 dropped.
 """
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -25,7 +26,7 @@ from models.versions.backbone_spec import RECORD
 from models.versions.class_ids import new_class_id, relabelled
 from models.versions.contents import HEADS, SAMPLES
 from models.versions.edits import unusable_labels
-from models.versions.manifest import Manifest
+from models.versions.manifest import Manifest, PendingTask
 from models.versions.reader import manifest_key
 from models.versions.store import VersionStore
 from tasks.batch import LabelledBatch
@@ -41,7 +42,7 @@ from trainer.learning.progress import Listener, Progress
 from trainer.learning.reproducibility import configure_torch
 from trainer.learning.settings import LearnerSettings
 from trainer.parent import Parent, Submission, with_method
-from trainer.provisional import Stage, drop_pending, publish_pending, stage
+from trainer.provisional import Dropped, Stage, drop_pending, publish_pending, stage
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +54,7 @@ RETRY = "retry the task to learn it"
 EVALUATION_SETTINGS = {"accept", "flag", "rule", "rotations", "cascade", "gate_accuracy", "gate_auc"}
 
 Waiting = Callable[[], Sequence[Submission]]  # what was submitted since the training began
+Cancelled = Callable[[Sequence[PendingTask]], Collection[PendingTask]]  # those of the pending tasks that were cancelled
 
 
 class RefinementDropped(OpenWorldError):
@@ -86,6 +88,8 @@ def learn_batch(
     provisional: bool = False,
     waiting: Waiting = tuple,
     on_provisional: Callable[[Submission, int], None] = lambda submission, version: None,
+    cancelled: Cancelled = lambda pending: (),
+    on_dropped: Callable[[Dropped], None] = lambda dropped: None,
 ) -> Outcome:
     """Learn the batch as the next task of the data folder, and publish the version unless the gate rejects it.
 
@@ -95,11 +99,16 @@ def learn_batch(
     `turn` is for a worker that holds the task's lease: see `training_lock`.
     `provisional`: publish a version in which the batch is pending first, and versions with those that are `waiting`.
     `on_provisional` gets each submission that is pending, with the version.
+    `cancelled`: publish versions without these pending tasks. `on_dropped` gets each task that is not pending any more
+    and was not learned, also this one if it is rejected.
     """
     submitted, storage = Submission(batch, submission, submitted_at), storage_of(folder)
     store = VersionStore(storage)
     settings = with_method(settings, store.current_manifest())
-    training = _Training(store, submitted, settings, listener, images_stored, provisional, waiting, on_provisional)
+    training = _Training(
+        *(store, submitted, settings, listener, images_stored),
+        *(provisional, waiting, on_provisional, cancelled, on_dropped),
+    )
     if outcome := training.earlier_outcome():
         return outcome
     parent = training.checked_parent()
@@ -139,6 +148,8 @@ class _Training:
     provisional: bool
     waiting: Waiting
     on_provisional: Callable[[Submission, int], None]
+    cancelled: Cancelled
+    on_dropped: Callable[[Dropped], None]
     looked_at: set[str] = field(default_factory=set)  # submissions that are pending, or cannot be
 
     @property
@@ -241,10 +252,14 @@ class _Training:
     def _look(self, context: LearningContext, parent: Parent, pending: bool) -> None:
         """Look at what happened outside; StaleParent or RefinementDropped if the result could not be published.
 
-        Publishes provisional versions of tasks that were submitted during the training.
+        Publishes provisional versions of tasks that were submitted during the training, and versions without those that
+        were cancelled.
         """
         with suppress(CorruptVersion):  # may be repaired before the training ends
-            self._check_wanted(parent.current_manifest(self.store), pending)
+            current = parent.current_manifest(self.store)
+            self._check_wanted(current, pending)
+            for one in self.cancelled(current.pending if current else ()):
+                self._drop_pending(context, parent, one.task_id, "it was cancelled")
             for submission in self.waiting() if self.makes_provisional else ():
                 self._publish_pending(context, parent, submission)
 
@@ -256,6 +271,11 @@ class _Training:
         if parent.manifest is not None and parent.manifest.is_pending(submission.task_id, submission.id):
             self.on_provisional(submission, parent.manifest.version)
         return parent
+
+    def _drop_pending(self, context: LearningContext, parent: Parent, task_id: str, reason: str) -> None:
+        self.looked_at.discard(task_id)  # it may be submitted again
+        if dropped := drop_pending(context, parent, task_id, reason):
+            self.on_dropped(dropped)
 
     def _check_wanted(self, current: Manifest | None, pending: bool) -> None:
         if pending and not (current and current.is_pending(self.batch.task_id)):
@@ -300,7 +320,7 @@ class _Training:
                 if pending and now.manifest is not None and context.keep != "statistics":
                     return Outcome("provisional", now.manifest, place, verdict)
                 # Without images or features, later versions could not have its classes.
-                drop_pending(context, now, task_id, "its result was rejected")
+                self._drop_pending(context, now, task_id, "its result was rejected")
                 return Outcome("rejected", manifest, place, verdict)
             context.store_features(left.samples)
             context.check_keep()

@@ -28,7 +28,7 @@ from tasks.errors import IdempotencyConflict, QueueFull, UnknownTask, WrongState
 from tasks.queue.connection import SOCKET_SECONDS, call_redis, unavailable
 from tasks.queue.lease import Lease
 from tasks.queue.script_runner import Scripts
-from tasks.queue.task import ENDED, STATES, Task, TaskState, TaskSummary
+from tasks.queue.task import ENDED, STATES, Task, TaskState, TaskSummary, clean_text
 
 IDEMPOTENCY_KEYS_KEPT = timedelta(days=7)
 POLL_SECONDS = 1.0  # a waiting worker sees a new task at once, and an expired lease or a requeued task after this long
@@ -168,6 +168,10 @@ class TaskQueue:
         """
         self._run("provisional", id=task_id, version=version, submission=submission)
 
+    def add_note(self, task_id: str, note: str) -> None:
+        """Add to the reason of a task that has ended; without effect on others, and if the note is there already."""
+        self._run("note", id=task_id, note=clean_text(note))
+
     def waiting(self, known: Iterable[Task] = ()) -> list[Task]:
         """The tasks that wait for a worker, oldest first.
 
@@ -211,7 +215,7 @@ class TaskQueue:
 
     def stamp(self, task_id: str) -> list[str | None]:
         """Return a few bytes that differ after every change of the task."""
-        return self._fields(task_id, ("updated", "state", "cancel_requested", "provisional"))
+        return self._fields(task_id, ("updated", "state", "cancel_requested", "provisional", "reason"))
 
     def _fields(self, task_id: str, names: Iterable[str]) -> list[str | None]:
         fields = list(names)

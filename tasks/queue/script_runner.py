@@ -30,6 +30,7 @@ Script = Literal[
     "check",
     "export",
     "provisional",
+    "note",
 ]
 
 

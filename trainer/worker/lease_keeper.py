@@ -8,12 +8,14 @@ cancelled, hands the task back. One that has lost the lease drops the task, beca
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from typing import Literal, Self
 
-from tasks.errors import LeaseLost, QueueUnavailable
+from models.versions.manifest import PendingTask
+from tasks.errors import LeaseLost, QueueUnavailable, UnknownTask
 from tasks.queue import Lease, Task, TaskProgress, TaskQueue
 from trainer.learning.progress import Event
 from trainer.worker.metrics import WorkerMetrics
@@ -47,6 +49,8 @@ class LeaseKeeper:
         self._checkpoint = 0  # finished epochs
         self.waiting: list[Task] = []  # those that were submitted during the training
         self.unrecorded: list[tuple[str, int, str | None]] = []  # provisional versions: task, version, submission
+        self._pending: Sequence[PendingTask] = ()  # of the current version
+        self._cancelled: set[PendingTask] = set()  # of these
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -70,6 +74,11 @@ class LeaseKeeper:
         if self._give_back.is_set() or self._stopping.is_set():
             raise Interrupted
 
+    def cancelled(self, pending: Sequence[PendingTask]) -> list[PendingTask]:
+        """Those of the pending tasks that were cancelled, as far as the thread knows. Never waits for Redis."""
+        self._pending = [one for one in pending if one.task_id != self._lease.task.id]
+        return [one for one in self._pending if one in self._cancelled]
+
     # In the thread
 
     def _talk_to_queue(self) -> None:
@@ -87,12 +96,21 @@ class LeaseKeeper:
         self._send_progress()
 
     def _look(self) -> bool:
-        """Record provisional versions, and see which tasks wait; True if refinement was paused."""
+        """Record provisional versions, see which tasks wait and were cancelled; True if refinement was paused."""
         while self.unrecorded:
             self._queue.record_provisional(*self.unrecorded[0])
             del self.unrecorded[0]
         self.waiting = self._queue.waiting(known=self.waiting)
+        queued = {(task.id, task.submission) for task in self.waiting}
+        left = [one for one in self._pending if (one.task_id, one.submission) not in queued]
+        self._cancelled = {one for one in left if self._is_cancelled(one)}
         return self._queue.paused
+
+    def _is_cancelled(self, one: PendingTask) -> bool:
+        with suppress(UnknownTask):  # of another queue
+            task = self._queue.get(one.task_id)
+            return task.state == "cancelled" and one.submission in (None, task.submission)
+        return False
 
     def _send_progress(self) -> None:
         event, self._unsent = self._unsent, None

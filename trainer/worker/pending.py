@@ -1,25 +1,33 @@
-"""Provisional versions without a training: of tasks that wait while refinement is paused, without cancelled ones."""
+"""Provisional versions without a training: of tasks that wait while refinement is paused, and without ended ones.
+
+A cancelled task is dropped from the current version. In a folder that keeps statistics, so is a failed or rejected one:
+its images are gone, so that later versions could not have its classes.
+"""
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 
 from models.errors import OpenWorldError, StoreError
 from models.storage import DataFolder, storage_of
+from models.versions.keep import recorded_keep
 from models.versions.manifest import Manifest
 from models.versions.store import VersionStore
 from tasks.batch import LabelledBatch, LabelledImage
 from tasks.errors import UnknownTask
 from tasks.images import ImageStore
-from tasks.queue import Task, TaskQueue
+from tasks.queue import Task, TaskQueue, TaskState
 from trainer.context import LearningContext, backbone_of
 from trainer.data_folder import training_lock
 from trainer.learning.reproducibility import configure_torch
 from trainer.learning.settings import LearnerSettings
 from trainer.parent import Parent, Submission
-from trainer.provisional import drop_pending, publish_pending
+from trainer.provisional import drop_pending, note_of, publish_pending
 
 log = logging.getLogger(__name__)
+
+CANCELLED: dict[TaskState, str] = {"cancelled": "it was cancelled"}
+NOT_LEARNED: dict[TaskState, str] = {**CANCELLED, "failed": "it failed", "rejected": "its result was rejected"}
 
 
 class PendingTasks:
@@ -35,25 +43,24 @@ class PendingTasks:
         """Publish provisional versions of the tasks that wait."""
         before, self._waiting = self._waiting, self._queue.waiting(known=self._waiting)
         if tasks := [task for task in self._waiting if task not in before]:
-            self._change(submissions_of(self._storage, tasks), [])
+            self._change(submissions_of(self._storage, tasks), {})
 
-    def drop_cancelled(self) -> None:
-        """Publish a version without the tasks that were cancelled."""
-        current = self._current()
-        cancelled = []
+    def drop_ended(self) -> None:
+        """Publish a version without the tasks that were cancelled or, where they cannot be kept, not learned."""
+        current, dropped = self._current(), dict[str, TaskState]()
         for one in current.pending if current else ():
             with suppress(UnknownTask):  # not of this queue, or no longer in its history
-                if self._queue.get(one.task_id).state == "cancelled":
-                    cancelled.append(one.task_id)
-        if cancelled:
-            self._change([], cancelled)
+                dropped[one.task_id] = self._queue.summary(one.task_id).state
+        reasons = NOT_LEARNED if dropped and recorded_keep(self._storage) == "statistics" else CANCELLED
+        if dropped := {id: state for id, state in dropped.items() if state in reasons}:
+            self._change([], dropped)
 
     def _current(self) -> Manifest | None:
         with suppress(StoreError):  # damaged: the training reports it
             return VersionStore(self._storage).current_manifest()
         return None
 
-    def _change(self, added: Sequence[Submission], dropped: Sequence[str]) -> None:
+    def _change(self, added: Sequence[Submission], dropped: Mapping[str, TaskState]) -> None:
         store = VersionStore(self._storage)
         try:
             with training_lock(self._storage):
@@ -65,8 +72,12 @@ class PendingTasks:
                     parent = publish_pending(context, parent, submission)
                     if parent.manifest is not None and parent.manifest.is_pending(submission.task_id):
                         self._queue.record_provisional(submission.task_id, parent.manifest.version, submission.id)
-                for task_id in dropped:
-                    drop_pending(context, parent, task_id)
+                for task_id, state in dropped.items():
+                    if parent.manifest is None or not parent.manifest.is_pending(task_id):
+                        continue  # another trainer was faster
+                    if state != "cancelled":  # noted before: after a kill in between, the task is still pending
+                        self._queue.add_note(task_id, note_of(parent, task_id))
+                    drop_pending(context, parent, task_id, NOT_LEARNED[state])
         except OpenWorldError as error:
             log.warning("the pending tasks could not be changed: %s", error)
         except OSError as error:

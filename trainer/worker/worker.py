@@ -19,6 +19,7 @@ from models.errors import KeepError, OpenWorldError, StoreError
 from models.files import is_full
 from models.storage import DataFolder, Storage, is_unavailable, storage_of
 from models.versions.keep import recorded_keep
+from models.versions.pruning import discard_sums, drop_discarded_copies
 from models.versions.store import VersionStore
 from tasks.discarding import discard_ended, discard_task
 from tasks.errors import BatchError, LeaseLost, QueueUnavailable, UnknownTask
@@ -30,6 +31,7 @@ from trainer.learning.checkpoint import checkpointed_tasks, remove_checkpoint
 from trainer.learning.progress import Event
 from trainer.learning.settings import LearnerSettings
 from trainer.parent import Submission
+from trainer.provisional import Dropped
 from trainer.publish import RefinementDropped, learn_batch
 from trainer.worker.lease_keeper import Interrupted, LeaseGone, LeaseKeeper
 from trainer.worker.metrics import WorkerMetrics
@@ -91,7 +93,7 @@ class Worker:
             erasures.apply()
             try:
                 self._metrics.update_queue(self._queue)
-                self._pending.drop_cancelled()
+                self._pending.drop_ended()
                 self._discarded.search()
                 lease = None
                 if self._queue.paused:
@@ -168,6 +170,14 @@ class Worker:
             with suppress(QueueUnavailable):  # the keeper reports it
                 self._discarded.search()  # `claim` may have ended a task, and a training takes hours
 
+        dropped: dict[str, Dropped] = {}
+
+        def on_dropped(one: Dropped) -> None:
+            dropped[one.task_id] = one
+            self._announce(one.version)
+
+        with suppress(QueueUnavailable):
+            self._pending.drop_ended()  # `claim` may have ended a task, and a training takes hours
         waiting = Event(lease.task.id, "waiting for another training", 0, 0, None, 0.0, None)
         try:
             outcome = learn_batch(
@@ -182,6 +192,8 @@ class Worker:
                 provisional=self._provisional,
                 waiting=lambda: submissions_of(self._storage, keeper.waiting),
                 on_provisional=partial(self._on_provisional, keeper),
+                cancelled=keeper.cancelled,
+                on_dropped=on_dropped,
             )
         except BatchError as error:
             return self._failure(lease, "; ".join(error.problems), retry=False)
@@ -208,6 +220,8 @@ class Worker:
         }
         reason = "; ".join(outcome.verdict.reasons) if outcome.verdict else ""
         if outcome.state == "rejected":
+            if lease.task.id in dropped:
+                reason = f"{reason}; {dropped[lease.task.id].note}"
             log.warning("task %s rejected: %s", lease.task.id, reason)
             return lambda: lease.reject(reason, result)
         if outcome.state == "provisional":
@@ -276,9 +290,10 @@ class _Discarded:
         try:
             if recorded_keep(self._store.storage) != "images":
                 discard_task(self._store, self._queue, task, since)
+            discard_sums(self._store)
             return True
         except (OSError, OpenWorldError) as error:
-            log.error("the images of task %s remain for now: %s", task.id, error)
+            log.error("the images or sums of task %s remain for now: %s", task.id, error)
             return False
 
     def search(self) -> None:
@@ -289,8 +304,9 @@ class _Discarded:
         try:
             if recorded_keep(self._store.storage) != "images" and (count := discard_ended(self._store, self._queue)):
                 log.info("discarded %d images of ended tasks", count)
+            drop_discarded_copies(self._store)
         except (OSError, StoreError, KeepError) as error:
-            log.error("images of ended tasks remain for now: %s", error)
+            log.error("images or sums of ended tasks remain for now: %s", error)
 
 
 class _RemoteErasures:
