@@ -3,6 +3,10 @@
 **Killed at any moment, the folder can be used, and converted again.** The order gives that: the features of all images
 that versions name are stored first, or it is checked that later tasks need none, then the mode is recorded, and what it
 does not keep is discarded last. From the record on, a trainer discards as well what this call leaves of images.
+
+**A folder that keeps statistics has no contents of earlier versions**: their sums may differ by single images. The
+converted version is published before they are removed. Features say more than such sums, so that a folder that keeps
+features keeps its versions.
 """
 
 from collections.abc import Callable, Collection
@@ -18,6 +22,7 @@ from models.versions.class_ids import samples_by_name
 from models.versions.contents import BASE
 from models.versions.keep import Keep, check_less, record_less, recorded_keep
 from models.versions.manifest import Manifest
+from models.versions.pruning import discard_sums, discarded_versions, marked_versions
 from models.versions.store import VersionStore
 from tasks.batch import LEAST_SUMMED
 from tasks.images import FeatureStore, ImageStore, cache_files, discard_images
@@ -37,6 +42,8 @@ class Converted(NamedTuple):
     features: int  # images whose features are kept
     discarded: frozenset[str]  # by this call
     unfinished: int  # images that tasks of the queue still need
+    versions: tuple[int, ...] = ()  # that cannot become current any more
+    contents: int = 0  # of these versions and of rejected results, removed by this call
 
 
 def convert(
@@ -61,6 +68,7 @@ def convert(
             _check_statistics(store)
         record_less(storage, keep)
         _publish(store, keep)
+        contents = len(discard_sums(store).contents)
         remove_abandoned(storage.root / "images")
         stored = {image.sha256 for image in ImageStore(storage)}
         features = {found.sha256 for found in FeatureStore(storage)}  # of all versions
@@ -70,7 +78,8 @@ def convert(
         for start in range(0, len(discarded), CHUNK):
             discard_images(store, discarded[start : start + CHUNK], f"conversion to {keep}", kept)
             on_images(len(discarded[start : start + CHUNK]))
-    return Converted(len(kept), frozenset(discarded), len(stored & set(unfinished)))
+    left = len(stored & set(unfinished))
+    return Converted(len(kept), frozenset(discarded), left, tuple(discarded_versions(store)), contents)
 
 
 def _store_features(store: VersionStore, settings: LearnerSettings, on_images: Callable[[int], None]) -> None:
@@ -91,7 +100,10 @@ def _store_features(store: VersionStore, settings: LearnerSettings, on_images: C
 
 
 def _check_statistics(store: VersionStore) -> None:
-    """KeepError if later tasks could not draw from the statistics of the present ones, or if these reveal an image."""
+    """KeepError if later tasks could not draw from the statistics of the present ones, or if these reveal an image.
+
+    Also if an operator has marked earlier versions to be kept.
+    """
     current = store.current_manifest()
     if current is None:
         return
@@ -100,6 +112,11 @@ def _check_statistics(store: VersionStore) -> None:
         raise KeepError(
             "the data folder was migrated from an older format, whose sums cannot be divided among its tasks: keep "
             "features, or teach the classes again in a new data folder"
+        )
+    if marked := {n for n in marked_versions(store) if store.manifest(n).keep != "statistics"}:
+        raise KeepError(
+            f"the conversion removes the contents of all earlier versions, and versions are marked to be kept: release "
+            f"them first with `openworld versions --release N` ({', '.join(map(str, sorted(marked)))})"
         )
     samples = Samples.from_json(samples_by_name(store.samples(current.version, current), current))
     changes = [samples.seen, *samples.pending.values()]

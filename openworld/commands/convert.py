@@ -29,8 +29,8 @@ examples:
 
 Stop the service first. To keep features, those of all images that versions need are stored, then the images are
 discarded, also those of ended tasks in the inbox. To keep statistics, images and features are discarded; the method of
-the folder must be hat-csi or sup-csi. Two earlier versions may differ by a single image, and so reveal its features;
-they stay, so teach in a new data folder where that matters.
+the folder must be hat-csi or sup-csi. Two earlier versions may differ by a single image, and so reveal its features:
+their contents, and those of rejected results, are removed, and it is not possible to roll back to them.
 
 This cannot be undone. Images of tasks that have not ended stay until these end. After an interruption, run the same
 command again. Copies elsewhere, such as backups, are yours to remove.
@@ -73,6 +73,10 @@ def run(arguments: argparse.Namespace) -> int:
         + (f": features of {count(converted.features, 'image')}" if arguments.keep == "features" else "")
         + f"; {count(len(converted.discarded), 'image')} discarded"
     )
+    if converted.versions:
+        names = ", ".join(map(str, converted.versions))
+        what = f"{count(converted.contents, 'content')} of earlier versions and rejected results removed"
+        print(f"{what}; it is not possible any more to roll back to version {names}")
     if converted.unfinished:
         print(f"{count(converted.unfinished, 'image')} of unfinished tasks stay until these tasks end")
     return 0

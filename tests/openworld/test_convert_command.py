@@ -38,7 +38,7 @@ def test_a_converted_folder_has_features_in_place_of_every_image(tmp_path: Path)
     converted = convert_tiny(data)
     store = VersionStore(data)
     named = {key for n in (1, 2, 3) for key in Samples.from_json(store.samples(n)).keys}
-    assert converted == (len(named), frozenset(images), 0)
+    assert converted == (len(named), frozenset(images), 0, (), 0)  # earlier versions can be rolled back to
     assert {found.sha256 for found in FeatureStore(data)} == named
     assert {file.sha256 for file in cache_files(data)} <= named
     assert places_of(list(images.values()), data) == []

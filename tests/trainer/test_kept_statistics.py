@@ -11,6 +11,7 @@ pytest.importorskip("torch")
 from models.errors import CorruptVersion, KeepError
 from models.files import sha256_bytes
 from models.versions.keep import record_less, recorded_keep
+from models.versions.pruning import mark_kept, unmark_kept
 from models.versions.store import VersionStore
 from openworld.check import check_folder
 from openworld.cli import main
@@ -66,7 +67,7 @@ def test_a_task_gives_the_same_version_again(tmp_path: Path) -> None:
     assert files[0] == files[1]
 
 
-@pytest.mark.parametrize("step", [None, "record_less", "_publish", "discard_images"])
+@pytest.mark.parametrize("step", [None, "record_less", "_publish", "discard_sums", "discard_images"])
 def test_a_conversion_discards_features_and_is_completed_after_a_kill(tmp_path: Path, step: str | None) -> None:
     data = cnn_folder(tmp_path, "features")
     images = images_of(*FOUR)
@@ -83,6 +84,38 @@ def test_a_conversion_discards_features_and_is_completed_after_a_kill(tmp_path: 
     assert learn_tiny(data, FOUR[0]).state == "already learned"  # what was learned before the conversion stays known
     with pytest.raises(CorruptVersion, match="version 1 cannot be used any more"):
         VersionStore(data).activate(1, "operator", "for a test")
+
+
+def stored_contents(data: Path) -> set[str]:
+    return {path.name for name in ("tasks", "heads", "samples") for path in (data / name).iterdir()}
+
+
+def needed_contents(data: Path, *versions: int) -> set[str]:
+    store = VersionStore(data)
+    return {store.content_path(n, role).name for n in versions for role in store.manifest(n).files}
+
+
+def test_a_conversion_removes_the_sums_of_earlier_versions_and_rejected_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = cnn_folder(tmp_path, "features")
+    extended = {"class 0": ["class 0/90"]}  # one image: the sums of versions 2 and 3 reveal its feature
+    assert learn_tiny(data, extended).manifest.version == 3
+    with monkeypatch.context() as patch:
+        patch.setattr(gate, "_reasons", lambda *arguments: ["a reason"])
+        assert learn_tiny(data, NEXT).state == "rejected"
+    mark_kept(VersionStore(data), 2)
+    assert main(["convert", "--keep", "statistics", "--data", str(data)]) == 2
+    assert "release them first with `openworld versions --release N` (2)" in capsys.readouterr().err
+    assert recorded_keep(data) == "features"
+    unmark_kept(VersionStore(data), 2)
+    assert main(["convert", "--keep", "statistics", "--data", str(data)]) == 0
+    shown = capsys.readouterr().out
+    assert "contents of earlier versions and rejected results removed" in shown
+    assert "it is not possible any more to roll back to version 1, 2, 3" in shown
+    assert VersionStore(data).current() == 4
+    assert stored_contents(data) == needed_contents(data, 4)
+    assert check_folder(data, None).problems == []
 
 
 def test_a_folder_is_converted_from_images_but_not_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -150,3 +183,6 @@ def test_a_rejected_batch_leaves_neither_its_images_nor_its_classes(
     assert current.classes == [name for task in FOUR for name in task]
     images = images_of(NEXT)
     assert places_of([*images, *feature_vectors(data, images)], data) == []
+    # Nor do its sums remain: those of the same images except one would reveal this image.
+    assert stored_contents(data) == needed_contents(data, *([1, 2, 4] if provisional else [1, 2]))
+    assert check_folder(data, None).problems == []
