@@ -14,6 +14,7 @@ import httpx2 as httpx
 import pytest
 
 from models.files import sha256_bytes
+from models.versions.contents import PROVISIONAL
 from models.versions.keep import Keep, recorded_keep
 from models.versions.store import VersionStore
 from openworld.cli import main
@@ -148,6 +149,36 @@ def test_a_pending_task_keeps_features_only_and_a_cancelled_one_nothing(tmp_path
         assert httpx.post(f"{running.url}/tasks/{id}/cancel", timeout=30).json()["state"] == "cancelled"
         wait_until_gone(running, images)
         wait_until(lambda: not any(sha256_bytes(data) in features for data in images), 30)
+
+
+def test_the_sums_of_a_cancelled_task_are_gone_after_a_kill_and_its_version_cannot_be_activated(tmp_path: Path) -> None:
+    with kept_loop(tmp_path, "statistics", provisional="on") as running:
+        running.start("serve")
+        running.queue.pause(True)
+        trainer = running.start("train")
+        id, images = submitted(running, "fresh", "fresh too")
+        wait_until(lambda: running.task(id)["provisional"] == 3, 60)
+        sums = VersionStore(running.data).content_path(3, PROVISIONAL).read_bytes()
+        trainer.kill()
+        trainer.wait(30)
+        assert httpx.post(f"{running.url}/tasks/{id}/cancel", timeout=30).json()["state"] == "cancelled"
+        assert found(running, [sums])
+        running.start("train")
+        wait_until(lambda: found(running, [sums]) == [], 60)
+        wait_until_gone(running, images)
+        wait_until(lambda: httpx.get(f"{running.url}/versions", timeout=30).json()["serving"] == 4, 10)
+        states = {
+            version["version"]: (version["state"], version["reason"])
+            for version in httpx.get(f"{running.url}/versions", timeout=30).json()["versions"]
+        }
+        assert states[3][0] == "discarded"
+        assert "it was provisional" in states[3][1]
+        assert (states[1][0], states[2][0], states[4][0]) == ("available", "available", "serving")
+        refused = httpx.post(f"{running.url}/versions/3/activate", timeout=30)
+        assert (refused.status_code, refused.json()["code"]) == (409, "version_unusable")
+        assert "its contents are removed" in refused.json()["detail"]
+        assert httpx.get(f"{running.url}/versions/3", timeout=30).json()["reference"] == []
+        assert httpx.post(f"{running.url}/versions/2/activate", timeout=30).status_code == 200
 
 
 def test_images_that_are_in_sums_only_cannot_be_erased_and_few_are_not_summed(tmp_path: Path) -> None:
