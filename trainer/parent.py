@@ -11,7 +11,7 @@ from cachetools import LRUCache
 from models.errors import CorruptVersion, MethodError, NothingLearned, StaleParent
 from models.inference.model import Model
 from models.inference.stored_model import contents_of, read_model
-from models.versions.class_ids import present_names, samples_by_name
+from models.versions.class_ids import new_class_id, present_names, relabelled, samples_by_name
 from models.versions.contents import PROVISIONAL, SAMPLES
 from models.versions.edits import label_of
 from models.versions.manifest import FileEntry, Manifest
@@ -71,6 +71,10 @@ class Parent:
     def learned_files(self) -> dict[str, FileEntry]:
         """The contents of the learned tasks. Edits of classes, and pending tasks, leave them as they are."""
         return learned_files(self.manifest)
+
+    @property
+    def aliases(self) -> Mapping[str, str | None]:
+        return self.manifest.aliases if self.manifest else {}
 
     def current_manifest(self, store: VersionStore) -> Manifest | None:
         """That of the version that is current now, if it has the same learned tasks; StaleParent if not."""
@@ -152,3 +156,25 @@ def _renamed(model: Model, manifest: Manifest) -> Model:
     tasks = tuple(replace(task, classes=tuple(manifest.tasks[k])) for k, task in enumerate(model.tasks))
     known = {name for task in tasks for name in task.classes}
     return replace(model, tasks=tasks, aliases={name: to for name, to in manifest.aliases.items() if name in known})
+
+
+def named_as_in(
+    now: Parent, parent: Parent, model: Model, samples: Samples, task_id: str
+) -> tuple[Model, Samples, dict[str, str]]:
+    """The result with the names that the classes have now, and the new name of each class that has another one.
+
+    StaleParent if a new class has no name: an edit gave it to another class.
+    """
+    before = parent.manifest
+    ids = {name: new_class_id(task_id, name) for name in model.classes} | (before.id_of if before else {})
+    name_now = {id: name for name, id in now.manifest.id_of.items()} if now.manifest else {}
+    name_of = {name: name_now.get(ids[name], name) for name in model.classes}
+    if len({*name_of.values()}) < len(name_of):
+        raise StaleParent(f"version {now.version} became current, and gave the name of a new class to another class")
+    renamed = {name: to for name, to in name_of.items() if name != to}
+    if not renamed:
+        return model, samples, {}
+    tasks = tuple(replace(task, classes=tuple(name_of[name] for name in task.classes)) for task in model.tasks)
+    aliases = {name_of[name]: to and name_of.get(to, to) for name, to in model.aliases.items()}
+    samples = Samples.from_json(relabelled(samples.to_json(), name_of))
+    return replace(model, tasks=tasks, aliases=aliases), samples, renamed

@@ -14,16 +14,15 @@ import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
 from models.errors import BackboneError, CorruptVersion, OpenWorldError, StaleParent, StoreError
-from models.inference.model import Model
 from models.inference.stored_model import new_tensors
 from models.storage import DataFolder, storage_of
 from models.versions.backbone_spec import RECORD
-from models.versions.class_ids import new_class_id, relabelled
+from models.versions.class_ids import relabelled
 from models.versions.contents import HEADS, SAMPLES
 from models.versions.edits import unusable_labels
 from models.versions.manifest import Manifest, PendingTask
@@ -37,11 +36,11 @@ from trainer.helpers import shared_with_helpers
 from trainer.learning.checkpoint import Checkpoint, remove_checkpoint
 from trainer.learning.gate import Verdict
 from trainer.learning.learner import Learned, Learner
-from trainer.learning.memory import Samples, check_size, corrections, unseen
+from trainer.learning.memory import check_size, corrections, unseen
 from trainer.learning.progress import Listener, Progress
 from trainer.learning.reproducibility import configure_torch
 from trainer.learning.settings import LearnerSettings
-from trainer.parent import Parent, Submission, with_method
+from trainer.parent import Parent, Submission, named_as_in, with_method
 from trainer.provisional import Dropped, Stage, drop_pending, publish_pending, stage
 
 log = logging.getLogger(__name__)
@@ -298,14 +297,14 @@ class _Training:
         while True:
             now = parent.refreshed(self.store).without_deleted(context.present())
             self._check_wanted(now.manifest, pending)
-            model, samples, renamed = _named_as_in(now, parent, learned, task_id)
+            model, samples, renamed = named_as_in(now, parent, learned.model, learned.samples, task_id)
             left = Stage(model, samples, {}, {})
             if verdict.accepted:
                 left = stage(context, now, model, samples, now.pending_without(task_id))
             metrics = {
                 **verdict.to_dict(),
                 # The advice is about the classes before an edit.
-                **({"advice": None} if renamed or _aliases(now) != _aliases(parent) else {}),
+                **({"advice": None} if renamed or now.aliases != parent.aliases else {}),
                 "capacity": model.shared.capacity,
                 "seconds": round(time.monotonic() - started, 3),
                 "images": len(self.batch.images),
@@ -344,27 +343,3 @@ class _Training:
             "device": context.device,
             "backbone": context.backbone.spec.sha256,
         }
-
-
-def _aliases(parent: Parent) -> Mapping[str, str | None]:
-    return parent.manifest.aliases if parent.manifest else {}
-
-
-def _named_as_in(now: Parent, parent: Parent, learned: Learned, task_id: str) -> tuple[Model, Samples, dict[str, str]]:
-    """The result with the names that the classes have now, and the new name of each class that has another one.
-
-    StaleParent if a new class has no name: an edit gave it to another class.
-    """
-    model, before = learned.model, parent.manifest
-    ids = {name: new_class_id(task_id, name) for name in model.classes} | (before.id_of if before else {})
-    name_now = {id: name for name, id in now.manifest.id_of.items()} if now.manifest else {}
-    name_of = {name: name_now.get(ids[name], name) for name in model.classes}
-    if len({*name_of.values()}) < len(name_of):
-        raise StaleParent(f"version {now.version} became current, and gave the name of a new class to another class")
-    renamed = {name: to for name, to in name_of.items() if name != to}
-    if not renamed:
-        return model, learned.samples, {}
-    tasks = tuple(replace(task, classes=tuple(name_of[name] for name in task.classes)) for task in model.tasks)
-    aliases = {name_of[name]: to and name_of.get(to, to) for name, to in model.aliases.items()}
-    samples = Samples.from_json(relabelled(learned.samples.to_json(), name_of))
-    return replace(model, tasks=tasks, aliases=aliases), samples, renamed
