@@ -95,9 +95,15 @@ def best_and_gap(scores: Floats) -> tuple[Floats, Floats]:
     return best, best - second
 
 
-def quantiles(scores: Floats) -> Floats:
-    """The scores in order, at most REFERENCE_POINTS of them."""
-    ordered = np.sort(np.asarray(scores, np.float64))
-    if len(ordered) > REFERENCE_POINTS:
-        ordered = np.quantile(ordered, np.linspace(0, 1, REFERENCE_POINTS))
-    return ordered
+def quantiles(scores: Floats, weights: Floats | None = None) -> Floats:
+    """The scores in order, at most REFERENCE_POINTS of them; with `weights`, as many times each as it weighs."""
+    scores = np.asarray(scores, np.float64)
+    order = np.argsort(scores, kind="stable")
+    equal = weights is None or len(scores) == 0 or float(weights.min()) == float(weights.max())
+    if equal and len(scores) <= REFERENCE_POINTS:
+        return scores[order]
+    shares = np.ones(len(scores)) if weights is None else weights[order]
+    # The place of a score: 0 for the first, 1 for the last, in between what the scores before and half of it weigh.
+    places = np.cumsum(shares) - shares / 2
+    places = (places - places[0]) / max(float(places[-1] - places[0]), 1e-12)
+    return np.interp(np.linspace(0, 1, min(len(scores), REFERENCE_POINTS)), places, scores[order])

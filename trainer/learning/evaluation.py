@@ -95,7 +95,7 @@ def evaluate(
                 gain = network_gain(after, rows, left_out, columns, settings.recipe.prior, fitted, rng)
             if gain is None or not gain.pays:
                 rule = fit_closed_form(left_out, columns, settings.recipe.prior)
-        novelty = fit_novelty(left_out, known.simulations, settings.recipe.prior, target, known.drawn)
+        novelty = fit_novelty(left_out, known.simulations, settings.recipe.prior, target, kept.weights, known.drawn)
         novelty_auc = simulated_auc(novelty, known.simulations) if known.simulations else None
     model = replace(model, rule=rule, novelty=novelty)
     names = [labels[key] for key in held_keys]

@@ -14,8 +14,10 @@ NEAR_DUPLICATE = 0.88
 LEAST_GROUPS = 3  # per class, so that it can be split at all
 
 
-def likeness_groups(features: NDArray[np.floating], labels: NDArray[np.integer]) -> NDArray[np.int64]:
-    """A group number for each image (n, f); groups do not cross classes.
+def likeness_groups(
+    features: NDArray[np.floating], labels: NDArray[np.integer], least: int = LEAST_GROUPS
+) -> NDArray[np.int64]:
+    """A group number for each image (n, f); groups do not cross classes, and a class has about `least` at least.
 
     An image joins the first group of its class whose first image is similar enough and that has room.
     """
@@ -24,7 +26,7 @@ def likeness_groups(features: NDArray[np.floating], labels: NDArray[np.integer])
     groups, total = np.zeros(len(x), np.int64), 0
     for label in np.unique(labels):
         rows = np.flatnonzero(labels == label)
-        room = max(1, -(-len(rows) // LEAST_GROUPS))
+        room = max(1, -(-len(rows) // least))
         leaders: list[int] = []
         sizes: list[int] = []
         for row in rows:
@@ -40,6 +42,12 @@ def likeness_groups(features: NDArray[np.floating], labels: NDArray[np.integer])
             groups[row] = total + group
         total += len(leaders)
     return groups
+
+
+def independent_weights(features: NDArray[np.floating], labels: NDArray[np.integer]) -> NDArray[np.float64]:
+    """What each image (n, f) says about fresh ones: near-duplicates of a class say as much as one image together."""
+    groups = likeness_groups(features, labels, least=1)
+    return 1 / np.bincount(groups)[groups].astype(np.float64)
 
 
 def assign_folds(

@@ -36,36 +36,38 @@ def fit_novelty(
     simulations: Sequence[tuple[Floats, Floats]],
     prior: Prior,
     target: Target,
+    weights: Floats | None = None,
     drawn: NDArray[np.bool_] | None = None,
 ) -> Novelty:
     """The novelty score of frozen evidence, from left-out known images and from simulated novelty.
 
-    `drawn` says which of the former are draws; None: none.
+    `weights` is what each of the former says about fresh images (`independent_weights`), by default the same; `drawn`
+    says which of them are draws, by default none.
     """
     known = frozen_summaries(left_out)
     left = ~np.isnan(known).any(axis=1)
-    known = known[left]
+    known, said = known[left], None if weights is None else weights[left]
     centre, scale = standard(known)
     start = np.array([prior.novelty[name] for name in SUMMARIES[:-1]] + [prior.novelty["known"]])
     rows, is_known = _rows(simulations)
     weight = PAIR_WEIGHT * left_out.distances.shape[1] ** 2
     if len(rows):
         strength = np.append(np.full(len(start) - 1, prior.novelty_strength), 1.0)
-        weights = logistic_regression(rows, is_known, start, strength, weight)[:-1]
+        fitted = logistic_regression(rows, is_known, start, strength, weight)[:-1]
     else:
-        weights = start[:-1]
-    scores = ((known - centre) / scale) @ weights
+        fitted = start[:-1]
+    scores = ((known - centre) / scale) @ fitted
     if drawn is not None:
         scores = spread_as_images(scores, drawn[left])
-    logistic = falling_p_novel(rows @ weights, is_known, np.array([1.0, start[-1]]), np.ones(2), weight)
-    simulated = (rows @ weights)[is_known == 0]
+    logistic = falling_p_novel(rows @ fitted, is_known, np.array([1.0, start[-1]]), np.ones(2), weight)
+    simulated = (rows @ fitted)[is_known == 0]
     return Novelty(
         centre=np.append(centre, 0.0),
         scale=np.append(scale, 1.0),
-        weights=np.append(weights, 0.0),
+        weights=np.append(fitted, 0.0),
         logistic=logistic,
-        threshold=np.array([threshold(scores, simulated, target)]),
-        known=quantiles(scores),
+        threshold=np.array([threshold(scores, simulated, target, said)]),
+        known=quantiles(scores, said),
         simulated=quantiles(simulated),
     )
 
@@ -118,19 +120,24 @@ def falling_p_novel(scores: Floats, known: Floats, prior: Floats, strength: Floa
     return fitted if fitted[0] >= LEAST_SLOPE * prior[0] else prior
 
 
-def threshold(known: Floats, novel: Floats, target: Target) -> float:
+def threshold(known: Floats, novel: Floats, target: Target, weights: Floats | None = None) -> float:
     """The score below which an image is novel, by conformal quantile.
 
     Of n left-out known images, the one at place floor((1 - accept)(n + 1)) bounds the share of fresh images below it.
-    Too few images for that place are extrapolated as a normal distribution.
+    Too few images for that place are extrapolated as a normal distribution. `weights` say how many images each stands
+    for, by default one: many near-duplicates of one class would move the place to where other classes are rejected.
     """
     if target.flag is not None and len(novel):
         return float(np.quantile(novel, target.flag, method="higher"))
-    place = int(np.floor((1 - target.accept) * (len(known) + 1)))
+    weights = np.ones(len(known)) if weights is None else weights
+    images = float(weights.sum())
+    place = int(np.floor((1 - target.accept) * (images + 1)))
     if place >= 1:
-        return float(np.sort(known)[place - 1])
-    spread = max(float(known.std()), 1e-6) if len(known) > 1 else 1.0
-    return float(known.mean() - _normal_quantile(target.accept) * spread * np.sqrt(1 + 1 / max(len(known), 1)))
+        order = np.argsort(known, kind="stable")
+        return float(known[order][np.searchsorted(np.cumsum(weights[order]), place - 1e-9)])
+    mean = float(np.average(known, weights=weights)) if len(known) else 0.0
+    spread = max(float(np.sqrt(np.average((known - mean) ** 2, weights=weights))), 1e-6) if len(known) > 1 else 1.0
+    return mean - _normal_quantile(target.accept) * spread * float(np.sqrt(1 + 1 / max(images, 1)))
 
 
 def _normal_quantile(share: float) -> float:

@@ -75,7 +75,7 @@ def provisional_model(
     prior = settings.recipe.prior
     rule = frozen_rule(Rule("provisional", prior_weights(left_out.rows(rows), prior)), left_out, columns)
     target = Target(settings.accept, settings.flag)
-    novelty = fit_novelty(left_out, simulations, prior, target, left.drawn)
+    novelty = fit_novelty(left_out, simulations, prior, target, left.kept.weights, left.drawn)
     correct = _correct(rule, left_out.rows(rows), columns[rows])
     return ProvisionalModel(
         replace(model, rule=rule, novelty=novelty),

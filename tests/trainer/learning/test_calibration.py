@@ -5,11 +5,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from models.inference.novelty import REFERENCE_POINTS, quantiles
 from models.inference.rules import TERMS
 from tests.support.evidence import random_evidence
 from tests.support.tiny_model import class_tasks, learn_tasks, tiny_learner
+from trainer.learning import leave_out, left_out_evidence
+from trainer.learning.memory import Samples
 from trainer.learning.novelty_fit import Target, threshold
 from trainer.learning.prior import Prior
+from trainer.learning.provisional import provisional_model
 from trainer.learning.rule_fit import fit_rule
 from trainer.learning.settings import LearnerSettings
 
@@ -30,6 +34,43 @@ def test_few_images_are_extrapolated_and_flag_sets_the_share_of_novel_images() -
     assert expected < few.min()
     novel = np.arange(100.0)
     assert (novel < threshold(few, novel, Target(0.95, flag=0.8))).mean() == pytest.approx(0.8, abs=0.01)
+
+
+def test_near_duplicates_of_some_classes_do_not_move_the_threshold_to_where_others_are_rejected() -> None:
+    rng = np.random.default_rng(0)
+    varied, frames = rng.normal(0, 1, 200), rng.normal(5, 0.1, 300)  # frames of three scenes
+    both = np.concatenate([varied, frames])
+    weights = np.concatenate([np.ones(200), np.full(300, 0.01)])
+    assert threshold(both, np.zeros(0), Target(0.95), weights) == threshold(varied, np.zeros(0), Target(0.95))
+    assert (varied < threshold(both, np.zeros(0), Target(0.95))).mean() > 0.1
+    shown = quantiles(both, weights)  # what people see as the scores of known images
+    assert len(shown) == REFERENCE_POINTS
+    assert (shown > 4).mean() == pytest.approx(3 / 203, abs=0.01)
+    np.testing.assert_allclose(quantiles(both, np.ones(500)), quantiles(both))
+
+
+def test_few_images_with_weights_are_extrapolated_from_what_they_weigh() -> None:
+    twice = threshold(np.array([-1.0, 0.0, 1.0, 1.0]), np.zeros(0), Target(0.95), np.array([1, 1, 0.5, 0.5]))
+    assert twice == pytest.approx(threshold(np.array([-1.0, 0.0, 1.0]), np.zeros(0), Target(0.95)))
+
+
+@pytest.mark.parametrize("learned", [True, False])
+def test_a_version_weighs_near_duplicates_in_its_threshold(learned: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = []
+    for first in (1.0, 1e-6):  # what the images of the first class say
+        learner, (task, *_) = tiny_learner(), class_tasks([3])
+        weigh = lambda features, columns, first=first: np.where(columns == 0, first, 1.0)  # noqa: E731
+        monkeypatch.setattr(leave_out, "independent_weights", weigh)
+        if learned:
+            novelty = learn_tasks(learner, [task])[-1].model.novelty
+        else:
+            left_out_evidence._last.clear()
+            pending = {"task": task}
+            novelty = provisional_model(
+                learner.tokens, learner.empty(), Samples(), pending, learner.settings
+            ).model.novelty
+        limits.append(float(novelty.threshold[0]))
+    assert limits[0] != limits[1]
 
 
 def test_without_images_the_rule_is_the_prior() -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from trainer.learning.likeness import LEAST_GROUPS, assign_folds, likeness_groups
+from trainer.learning.likeness import LEAST_GROUPS, assign_folds, independent_weights, likeness_groups
 from trainer.learning.memory import split
 
 CLASSES, SCENES, FRAMES = 3, 4, 5
@@ -43,6 +43,13 @@ def test_frames_of_a_scene_share_a_fold_and_a_side(seed: int) -> None:
     trained_scenes = {scenes[int(key)] for own in train.values() for key in own}
     assert not trained_scenes & {scenes[int(sample.key)] for sample in held_out}
     assert {sample.label for sample in held_out} == set(images)
+
+
+def test_frames_of_a_scene_say_as_much_as_one_image_about_fresh_ones() -> None:
+    features, labels, _ = frames()
+    np.testing.assert_allclose(independent_weights(features, labels), 1 / FRAMES)
+    assert independent_weights(np.ones((10, 8)), np.zeros(10, np.int64)).sum() == pytest.approx(1)
+    np.testing.assert_allclose(independent_weights(np.eye(3), np.array([0, 0, 1])), 1)
 
 
 def test_a_class_of_equal_images_can_still_be_split() -> None:
