@@ -23,6 +23,7 @@ from tasks.images import ErasureFollower, FeatureStore, ImageStore, erase_copies
 log = logging.getLogger(__name__)
 
 FOLLOW_SECONDS = 1.0  # between looks at the log of erasures
+CLOCK_SECONDS = 5.0  # that the clocks of an object store and of this machine may differ
 
 
 class Erased(NamedTuple):
@@ -57,12 +58,14 @@ class Erasure:
         Other servers of the data folder follow the log of erasures, and do the same within `FOLLOW_SECONDS`.
         """
         self._recorder.erase(sha256s, self._request_seconds)
-        # Before the inbox: a person may report a recent prediction, which puts its image there.
-        recent = await self._recent.erase(sha256s)
-        await asyncio.to_thread(self._recorder.discard, sha256s)
-        novelties = await asyncio.to_thread(self._novelties.erase, sha256s)
-        for sha256 in sha256s:
-            self._thumbnails.remove(sha256)
+        try:
+            # Before the inbox: a person may report a recent prediction, which puts its image there.
+            recent = await self._recent.erase(sha256s)
+        finally:  # also if Redis does not answer, which may have copies of recent predictions
+            await asyncio.to_thread(self._recorder.discard, sha256s)
+            novelties = await asyncio.to_thread(self._novelties.erase, sha256s)
+            for sha256 in sha256s:
+                self._thumbnails.remove(sha256)
         return Erased(novelties, recent)
 
     async def follow(self) -> None:
@@ -84,12 +87,8 @@ class Erasure:
                     left = set()
             except (QueueUnavailable, InboxMoved) as error:  # of the copies that servers share: tried again
                 log.warning("copies of erased images that servers share remain for now: %s", error)
-            except (OSError, StoreError) as error:
-                if self._storage.shared:  # tried again: an object store may refuse or not answer for some time
-                    log.error("copies of erased images remain in this server for now: %s", error)
-                else:
-                    left = set()
-                    log.error("copies of erased images may remain in this server: %s", error)
+            except (OSError, StoreError) as error:  # tried again: a disk may be full for some time
+                log.error("copies of erased images remain in this server for now: %s", error)
                 await asyncio.sleep(FOLLOW_SECONDS)
 
 
@@ -100,11 +99,12 @@ def clean_up(storage: Storage) -> None:
     """
     files.remove_abandoned(storage.root / "images")
     images = ImageStore(storage)
+    # The clock of an object store is another one, and counts in seconds: an image may have been submitted again since.
+    margin = CLOCK_SECONDS if storage.shared else 0.0
     with suppress(StoreError, OSError):
         erased = erased_at(storage)
-        images.erase(image for sha256, image in images.find_all(erased).items() if image.time < erased[sha256])
+        images.erase(image for sha256, image in images.find_all(erased).items() if image.time < erased[sha256] - margin)
         features = FeatureStore(storage)
-        for sha256, time in erased_at(storage, with_features=True).items():
-            if (found := features.find(sha256)) is not None and found.time < time:
-                features.erase([sha256])
+        times = erased_at(storage, with_features=True)
+        features.erase([own.sha256 for own in features if own.time < times.get(own.sha256, 0.0) - margin])
         erase_copies(storage, erased)

@@ -32,6 +32,8 @@ KeyState = Literal["valid", "expired", "revoked"]
 class KeysUnconfirmed(OpenWorldError):
     """The keys were changed, but a failure of Redis may undo it."""
 
+    secret: str | None = None  # of the key that was created
+
 
 class KeyRecord(BaseModel):
     """A key as the file has it. Revoked keys stay in it: their names are in the audit log and are not used again."""
@@ -98,11 +100,17 @@ class KeyStore:
         )
 
         def add(records: list[KeyRecord]) -> list[KeyRecord]:
+            if record in records:  # by an attempt whose answer was lost
+                return records
             if any(other.name == name for other in records):
                 raise OpenWorldError(f"there is or was a key {name!r}: choose another name")
             return [*records, record]
 
-        self._change(add)
+        try:
+            self._change(add)
+        except KeysUnconfirmed as error:
+            error.secret = secret
+            raise
         return secret
 
     def revoke(self, name: str) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 
 from models import files
@@ -54,15 +54,22 @@ def discard_task(store: VersionStore, queue: TaskQueue, task: Task, since: float
     Those that another task needs stay, and those that were stored after `since`: another batch is about to name them.
     """
     others = (needed for id, needed in queue.unfinished_images().items() if id != task.id)
-    images = task.images.difference(*others)
-    again = {sha256 for sha256, found in ImageStore(store.storage).find_all(images).items() if found.time > since}
-    discard_images(store, images - again, f"end of task {task.id}")
+    images = _not_stored_since(store, task.images.difference(*others), since)
+    discard_images(store, images, f"end of task {task.id}")
 
 
-def withdraw_batch(store: VersionStore, queue: TaskQueue, task: Task) -> None:
-    """Remove the stored images of a batch that became no task. Copies elsewhere stay: people may submit them again."""
-    unfinished = queue.unfinished_images().values()
-    ImageStore(store.storage).remove(*task.images.difference(*unfinished))
+def withdraw_batch(store: VersionStore, queue: TaskQueue, task: Task, since: float) -> None:
+    """Remove the stored images of a batch that became no task. Copies elsewhere stay: people may submit them again.
+
+    Those that another task needs stay, and those that were stored after `since`.
+    """
+    images = task.images.difference(*queue.unfinished_images().values())
+    ImageStore(store.storage).remove(*_not_stored_since(store, images, since))
+
+
+def _not_stored_since(store: VersionStore, images: Collection[str], since: float) -> set[str]:
+    found = ImageStore(store.storage).find_all(images)
+    return {sha256 for sha256 in images if sha256 not in found or found[sha256].time <= since}
 
 
 def discard_ended(store: VersionStore, queue: TaskQueue) -> int:

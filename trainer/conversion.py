@@ -9,8 +9,8 @@ converted version is published before they are removed. Features say more than s
 features keeps its versions.
 """
 
+import logging
 from collections.abc import Callable, Collection
-from contextlib import suppress
 from datetime import UTC, datetime
 from typing import NamedTuple
 
@@ -32,6 +32,8 @@ from trainer.learning.draws import check_drawable
 from trainer.learning.memory import Samples
 from trainer.learning.reproducibility import configure_torch
 from trainer.learning.settings import LearnerSettings
+
+log = logging.getLogger(__name__)
 
 CHUNK = 1000  # images that are discarded at a time
 
@@ -93,10 +95,15 @@ def _store_features(store: VersionStore, settings: LearnerSettings, on_images: C
     context = LearningContext.open(store, settings, backbone, current)
     features = FeatureStore(store.storage)
     for version in reversed(store.versions()):
-        with suppress(CorruptVersion):  # an old one: it cannot be rolled back to
+        try:
             samples = Samples.from_json(store.samples(version)).without_missing(context.kept)
-            context.store_features(samples, features)
-            on_images(len(samples.keys))
+        except CorruptVersion as error:
+            if version == current.version:  # its images would be lost
+                raise
+            log.warning("version %d cannot be learned on after the conversion: %s", version, error)
+            continue
+        context.store_features(samples, features)
+        on_images(len(samples.keys))
 
 
 def _check_statistics(store: VersionStore) -> None:

@@ -241,12 +241,15 @@ class _Training:
         try:
             learned = learner.learn(parent.model or learner.empty(), parent.samples, images, checkpoint, progress)
             outcome = self._publish(context, parent, learned, pending, images, started)
-            context.discard(images)
-            return outcome
         except StaleParent as error:
             if pending and not self.is_pending():
                 raise RefinementDropped(f"{error}; it does not have the classes of this task: {RETRY}") from error
             raise
+        try:
+            context.discard(images)
+        except (OSError, StaleParent, StoreError) as error:  # the version is published; a trainer searches for the rest
+            log.error("images or sums of task %s remain for now: %s", self.batch.task_id, error)
+        return outcome
 
     def _look(self, context: LearningContext, parent: Parent, pending: bool) -> None:
         """Look at what happened outside; StaleParent or RefinementDropped if the result could not be published.

@@ -95,13 +95,19 @@ def _create(arguments: argparse.Namespace, store: KeyStore) -> int:
     if days is not None and not 0 < days <= MAX_DAYS:
         raise OpenWorldError(f"--days is more than 0 and at most {MAX_DAYS:g}")
     lifetime = None if days is None else timedelta(days=days)
-    with _audited(arguments, "key.create", roles=sorted(set(roles)), days=days):
-        secret = store.create(name, cast(set[Role], set(roles)), lifetime)
-    # To stderr, so that the secret alone can be read by a script.
-    print(
-        f"key {name!r} with the roles {', '.join(sorted(set(roles)))}; its secret is not shown again:", file=sys.stderr
-    )
-    print(secret)
+    secret: str | None = None
+    try:
+        with _audited(arguments, "key.create", roles=sorted(set(roles)), days=days):
+            secret = store.create(name, cast(set[Role], set(roles)), lifetime)
+    except KeysUnconfirmed as error:
+        secret = error.secret
+        raise
+    finally:
+        if secret is not None:
+            # To stderr, so that the secret alone can be read by a script.
+            shown = ", ".join(sorted(set(roles)))
+            print(f"key {name!r} with the roles {shown}; its secret is not shown again:", file=sys.stderr)
+            print(secret)
     return 0
 
 

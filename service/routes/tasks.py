@@ -74,15 +74,17 @@ async def submit(
         await asyncio.to_thread(open_data_folder, container.storage)
         async with receive_batch(request, limits, permit, pace, folder, container.find_image) as received:
             manifest, batch = await container.uploads.run(key.name, lambda: _check_and_store(container, received))
-    task = Task.of(batch, key.name, manifest.version if manifest else 0)
-    learned = await asyncio.to_thread(_is_learned, container, task.id)
-    try:
-        submitted = await container.ask_queue(partial(queue.submit, task, idempotency_key, learned=learned))
-    except (QueueFull, IdempotencyConflict):
-        await _remove(container, partial(withdraw_batch, task=task))
-        raise
-    if submitted.task.ended:  # it has ended before, and needs no images
-        await _discard(container, submitted.task)
+            task = Task.of(batch, key.name, manifest.version if manifest else 0)
+            learned = await asyncio.to_thread(_is_learned, container, task.id)
+            try:
+                submitted = await container.ask_queue(partial(queue.submit, task, idempotency_key, learned=learned))
+            except (QueueFull, IdempotencyConflict):
+                await _remove(container, partial(withdraw_batch, task=task, since=time.time()))
+                raise
+            if submitted.task.ended:  # it has ended before, and needs no images
+                await _discard(container, submitted.task, time.time())
+            elif container.keep != "images":
+                await asyncio.to_thread(_store_again, container, batch)
     audit_detail(request, submitted.task.id, images=submitted.task.counts, fresh=submitted.fresh)
     try:
         # Also by hash: an image that was uploaded may be in the inbox.
@@ -118,6 +120,12 @@ def _store(container: Container, batch: LabelledBatch) -> None:
     container.images.put_all(batch.read(image.sha256) for image in batch.images)
 
 
+def _store_again(container: Container, batch: LabelledBatch) -> None:
+    """Store what the end of another task with the same images has discarded before this one was queued."""
+    found = container.images.find_all([image.sha256 for image in batch.images])
+    container.images.put_all(batch.read(image.sha256) for image in batch.images if image.sha256 not in found)
+
+
 def _check_images(container: Container, queue: TaskQueue, task_id: str, learned: bool) -> None:
     """ImagesDiscarded if the task has ended, could be retried, and has lost images to its end."""
     task = queue.get(task_id)
@@ -131,9 +139,9 @@ def _check_images(container: Container, queue: TaskQueue, task_id: str, learned:
         )
 
 
-async def _discard(container: Container, task: Task) -> None:
+async def _discard(container: Container, task: Task, since: float) -> None:
     """Discard the images of a task that will not use them; a trainer searches for what an error leaves."""
-    await _remove(container, partial(discard_task, task=task, since=time.time()))
+    await _remove(container, partial(discard_task, task=task, since=since))
 
 
 async def _remove(container: Container, remove: Callable[[VersionStore, TaskQueue], None]) -> None:
@@ -174,7 +182,8 @@ async def task(container: ContainerDep, key: AnyKey, task_id: TaskIdPath) -> Tas
 async def cancel(container: ContainerDep, key: LabelKey, task_id: TaskIdPath) -> TaskAnswer:
     cancelled = await container.ask_queue(container.queue().cancel, task_id)
     if cancelled.ended:  # otherwise its worker ends it
-        await _discard(container, cancelled)
+        # Images that were stored since may be of a batch with the right labels, which is about to be queued.
+        await _discard(container, cancelled, cancelled.created.timestamp())
     return TaskAnswer.model_validate(cancelled)
 
 

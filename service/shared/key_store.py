@@ -78,7 +78,10 @@ class SharedKeyStore(KeyStore):
                 if self._state.run("keys_replace", before, after):
                     break
         except QueueUnavailable as error:
-            raise OpenWorldError(f"the shared keys were not changed, because Redis does not answer: {error}") from error
+            raise OpenWorldError(
+                "Redis does not answer, and the shared keys may not have been changed: see `openworld keys list` "
+                f"({error})"
+            ) from error
         try:
             confirmed = self._state.confirmed(self._replicas, CONFIRM_SECONDS)
         except QueueUnavailable as error:

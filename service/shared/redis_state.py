@@ -110,7 +110,9 @@ class RedisState:
     def _start_rewriting(self) -> bool:
         """False: another rewriting runs."""
         try:
-            self.client.bgrewriteaof()
+            # Without an append-only file, a rewriting would write one, with all present values.
+            if int(self.client.info("persistence").get("aof_enabled", 1)):
+                self.client.bgrewriteaof()
         except redis.ResponseError as error:
             if "in progress" in str(error):
                 return False

@@ -8,6 +8,8 @@ import pytest
 
 pytest.importorskip("torch")
 
+from models.errors import CorruptVersion
+from models.versions.contents import SAMPLES, content_key
 from models.versions.folder_id import folder_id
 from models.versions.keep import recorded_keep
 from models.versions.store import VersionStore
@@ -21,6 +23,7 @@ from tests.support.inbox import sighting
 from tests.support.kept_features import convert_tiny, convert_until_killed, converted_folder, places_of
 from tests.support.redis_servers import RedisServer, client_of
 from tests.support.servers import learned_folder, novel_image
+from tests.support.version_stores import flip_byte
 from trainer.learning.memory import Samples
 
 pytestmark = pytest.mark.usefixtures("restore_torch_settings")
@@ -49,6 +52,18 @@ def test_a_converted_folder_has_features_in_place_of_every_image(tmp_path: Path)
     assert after is not None
     assert (after.keep, after.parent, after.files) == ("features", before.version, before.files)
     assert check_folder(data, None).problems == []
+
+
+def test_a_folder_whose_current_version_is_damaged_is_not_converted(tmp_path: Path) -> None:
+    data = learned_folder(tmp_path / "robot")
+    images, store = stored_images(data), VersionStore(data)
+    current = store.current_manifest()
+    assert current is not None
+    flip_byte(data / content_key(SAMPLES, current.files[SAMPLES].sha256))
+    with pytest.raises(CorruptVersion):
+        convert_tiny(data)
+    assert recorded_keep(data) == "images"
+    assert stored_images(data) == images
 
 
 def test_images_of_unfinished_tasks_stay(tmp_path: Path) -> None:

@@ -137,6 +137,14 @@ def test_features_that_an_older_version_needs_stay(store: VersionStore, queue: T
 def test_a_refused_batch_is_removed_without_an_erasure(store: VersionStore, queue: TaskQueue) -> None:
     own, needed = stored(store, 1, 2)
     queue.submit(task_of("b", [needed]))
-    withdraw_batch(store, queue, task_of("a", [own, needed]))
+    withdraw_batch(store, queue, task_of("a", [own, needed]), time.time() + 1)
     assert left(store) == {needed}
     assert erased_images(store.storage) == set()  # the inbox may have it: people submit it again
+
+
+def test_images_of_a_refused_batch_that_another_request_has_stored_since_stay(
+    store: VersionStore, queue: TaskQueue
+) -> None:
+    (shared,) = stored(store, 1)
+    withdraw_batch(store, queue, task_of("a", [shared]), time.time() - 60)
+    assert left(store) == {shared}

@@ -147,6 +147,17 @@ def test_an_erasure_is_repeated_until_redis_rewrites_its_file_unless_it_refuses(
         asyncio.run(recent.erase([sha256_bytes(b"same")]))
 
 
+def test_an_erasure_writes_no_file_of_a_redis_without_one(
+    redis_state: RedisState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+    monkeypatch.setattr(redis_state.client, "bgrewriteaof", lambda: calls.append("rewrite"))
+    for enabled in (1, 0):
+        monkeypatch.setattr(redis_state.client, "info", lambda section, enabled=enabled: {"aof_enabled": enabled})
+        redis_state.rewrite_log()
+    assert calls == ["rewrite"]
+
+
 def test_a_prediction_above_the_limit_is_not_reported_as_a_failure_of_redis(
     redis_state: RedisState, caplog: pytest.LogCaptureFixture
 ) -> None:
