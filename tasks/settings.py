@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, SecretStr
+from pydantic import AfterValidator, Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from models.storage import Storage, open_storage
@@ -44,7 +44,10 @@ class StorageSettings(Settings):
 
     model_config = SettingsConfigDict(env_prefix="OPENWORLD_")
 
-    data: Path = shared("OPENWORLD_DATA", Path("data"), "the data folder: versions, images, backbone, inbox")
+    # Absolute: a Redis server and the URL of its socket take no path that is relative to this process.
+    data: Annotated[Path, AfterValidator(Path.absolute)] = shared(
+        "OPENWORLD_DATA", Path("data"), "the data folder: versions, images, backbone, inbox"
+    )
     store: str | None = shared(
         "OPENWORLD_STORE", None, "object store for versions, images and backbone, like `s3://bucket/prefix`"
     )

@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
             "a backup is restored to a folder: unset OPENWORLD_STORE, and move the folder to the object store with "
             "`openworld migrate`"
         )
-    root = settings.data.absolute()
+    root = settings.data
     if root.exists() and any(root.iterdir()):
         raise OpenWorldError(f"{settings.data} is not empty: give the name of a new folder with --data")
     # Imported here: the parser of the other commands needs none of it.

@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     require_packages("all", "fastapi", "uvicorn", "redis", "prometheus_client", *learn.REQUIRED_PACKAGES)
     # The children read the settings too; read all of them here to report an error before anything starts.
-    given: dict[str, Any] = {"data": arguments.data.absolute(), "host": arguments.host, "port": arguments.port}
+    given: dict[str, Any] = {"data": arguments.data, "host": arguments.host, "port": arguments.port}
     server, worker = settings_from(ServiceSettings, given), settings_from(WorkerSettings, {"data": given["data"]})
     learner = settings_from(LearnerSettings, {})
     make_folder(server.data)

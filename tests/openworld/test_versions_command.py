@@ -140,7 +140,7 @@ def test_without_a_service_the_default_folder_is_read(
         monkeypatch.setattr(remote, "URL", f"http://127.0.0.1:{unused.getsockname()[1]}")
         code, out, _ = run("versions")
         assert code == 0
-        assert "data folder data" in out
+        assert "data folder /" in out
         code, _, err = run("versions", "--url", remote.URL)
     assert code == 2
     assert f"no service at {remote.URL}" in err
@@ -180,7 +180,7 @@ def test_another_program_at_the_default_address_is_ignored_unless_a_version_is_a
         activated = run("versions", "--activate", "1")
         other.shutdown()
     assert code == expected
-    assert ("502 unknown" in err) if expected else ("data folder data" in out)
+    assert ("502 unknown" in err) if expected else ("data folder /" in out)
     assert activated[0] == 2
     assert "or a folder with --data" in activated[2]
     assert VersionStore(tmp_path / "data").current() == 3
