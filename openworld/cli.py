@@ -30,6 +30,7 @@ from openworld.commands import (
     migrate,
     predict,
     prune,
+    refuse_data_argument,
     restore,
     serve,
     teach,
@@ -57,6 +58,7 @@ COMMANDS = (
     convert,
     demo,
 )
+CLIENTS = (teach, demo)  # of a running service; they read no data folder
 FAILED, INTERRUPTED = 2, 130
 
 EPILOG = """\
@@ -89,7 +91,7 @@ def parser() -> argparse.ArgumentParser:
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         command.add_arguments(sub)
-        add_data_argument(sub)
+        (refuse_data_argument if command in CLIENTS else add_data_argument)(sub)
         sub.set_defaults(run=command.run)
     return top
 
@@ -98,6 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     arguments = parser().parse_args(argv)
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
+    arguments.data_option = arguments.data is not None
     named = arguments.data or os.environ.get("OPENWORLD_DATA")
     # With an object store it is clear whose data is meant: a service on this machine is not asked instead.
     arguments.data_named = bool(named or os.environ.get("OPENWORLD_STORE"))

@@ -33,11 +33,12 @@ class NotListening(OpenWorldError):
 def find_service(arguments: argparse.Namespace, *, read_only: bool = True) -> str | None:
     """The URL of the service to ask, None for the data folder.
 
-    The service named by --url or OPENWORLD_URL; without one, and without a named data folder, a service at the default
-    address. A service that refuses to answer, or is slow, is an error: the folder may belong to it. If another program
-    listens there, the data folder is used, but only with `read_only`.
+    Options come before variables, a service before a folder: --url, --data, OPENWORLD_URL, OPENWORLD_DATA. Without all
+    of them, a service at the default address. A service that refuses to answer, or is slow, is an error: the folder may
+    belong to it. If another program listens there, the data folder is used, but only with `read_only`.
     """
-    if named := arguments.url or os.environ.get(environment.URL):
+    variable = None if arguments.data_option else os.environ.get(environment.URL)
+    if named := arguments.url or variable:
         return str(named)
     if arguments.data_named:
         return None

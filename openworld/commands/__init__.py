@@ -29,6 +29,19 @@ def require_data(settings: StorageSettings) -> None:
         raise OpenWorldError(f"there is no data folder {settings.data}: name one with --data")
 
 
+class _RefuseData(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        parser.error(
+            "--data does not say which service to use: give its address with --url, as `openworld up` has printed it; "
+            "`openworld learn` teaches a folder without a service"
+        )
+
+
+def refuse_data_argument(parser: argparse.ArgumentParser) -> None:
+    """For a command that uses a service only: a folder does not tell the address of its service."""
+    parser.add_argument("--data", action=_RefuseData, help=argparse.SUPPRESS)
+
+
 def add_data_argument(parser: argparse.ArgumentParser, default: Any = None) -> None:
     """The option of every command that names the data folder."""
     parser.add_argument(

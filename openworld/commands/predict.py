@@ -31,8 +31,8 @@ examples:
   openworld predict photo.jpg --version 3                             an earlier version
   openworld predict photo.jpg --url http://robot:8000                 ask a service; the key is in OPENWORLD_KEY
 
-The answer comes from the service that --url or OPENWORLD_URL names; else from the data folder that --data or
-OPENWORLD_DATA names; else from a service on this machine, when one is running; else from the folder ./data.
+The answer comes from the service or the data folder that is named, by the first of --url, --data, OPENWORLD_URL and
+OPENWORLD_DATA that is given; else from a service on this machine, when one is running; else from the folder ./data.
 An answer is sure (at least 70 % for one class), unsure (less; a second class is named) or never seen (none of
 the learned classes). The scores behind it are in --json.
 Exit code 1: at least one file could not be read; the others have their answer.

@@ -46,7 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    with remote.connect(arguments.url) as client:
+    address = remote.service_url(arguments.url).rstrip("/")
+    with remote.connect(address) as client:
         known = [entry.name for entry in client.classes().classes if entry.state == "active"]
         # The service checks the batch as well; a bad one is refused here before the upload.
         with open_batch(arguments.images, known) as batch:
@@ -58,7 +59,8 @@ def run(arguments: argparse.Namespace) -> int:
         for warning in task.warnings:
             print(f"warning: {warning}", file=sys.stderr)
         if not arguments.no_wait:
-            task = follow(client, task, f"{tables.count(len(batch.images), 'image')} of {', '.join(batch.classes)}")
+            images = f"{tables.count(len(batch.images), 'image')} of {', '.join(batch.classes)}"
+            task = follow(client, task, f"{images}, for {address}")
     if arguments.json:
         print(json.dumps(task.model_dump(mode="json"), ensure_ascii=False))
     elif arguments.no_wait:
@@ -71,7 +73,6 @@ def run(arguments: argparse.Namespace) -> int:
         if task.state == "published" and task.reason:
             print(f"version {task.version} answers with them provisionally, because learning failed: {task.reason}")
         elif task.state == "published":
-            address = remote.service_url(arguments.url).rstrip("/")
             print(f"version {task.version} is active: {address}/#/versions/{task.version}")
         else:
             print(f"{task.state}: {task.reason}", file=sys.stderr)

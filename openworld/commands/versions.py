@@ -30,9 +30,9 @@ examples:
   openworld versions --data robot --keep 3       `openworld prune` keeps version 3 until --release 3
   openworld versions --json | jq '.versions[] | {version, accuracy}'
 
-The source is the service that --url or OPENWORLD_URL names; else the data folder that --data or OPENWORLD_DATA names;
-else a service on this machine, when one is running; else the folder ./data. Rejected versions are listed from a data
-folder only; a service lists them as tasks: GET /tasks?state=rejected.
+The source is the service or the data folder that is named, by the first of --url, --data, OPENWORLD_URL and
+OPENWORLD_DATA that is given; else a service on this machine, when one is running; else the folder ./data. Rejected
+versions are listed from a data folder only; a service lists them as tasks: GET /tasks?state=rejected.
 
 Accuracy (over all classes) and novelty AUC are estimates for fresh images: they are measured on images left out of the
 training, and on simulated novelty.

@@ -119,6 +119,15 @@ def test_the_service_of_the_environment_is_asked(
     assert f"service at {server.url}" in run("versions")[1]
 
 
+def test_the_option_for_a_folder_takes_precedence_over_the_service_of_the_environment(
+    server: RunningServer, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENWORLD_URL", server.url)
+    data = learned_folder(tmp_path / "robot")
+    assert run("versions", "--data", data, "--activate", "1")[0] == 0
+    assert (VersionStore(data).current(), VersionStore(served(server)).current()) == (1, 3)
+
+
 def test_a_service_at_the_default_address_is_asked_unless_a_folder_is_named(
     server: RunningServer, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
