@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -26,6 +27,8 @@ from service.settings import ServiceSettings
 from trainer.data_folder import keep_of
 from trainer.learning.settings import LearnerSettings
 from trainer.worker.settings import WorkerSettings
+
+log = logging.getLogger(__name__)
 
 SUMMARY = "start everything on this machine: server, trainer and queue"
 EPILOG = """\
@@ -62,9 +65,39 @@ def run(arguments: argparse.Namespace) -> int:
         # A free port is chosen here, so that a restarted server keeps it.
         with address.bind(server.host, server.port) as probe:
             server = server.model_copy(update={"port": probe.getsockname()[1]})
-        address.bind(worker.metrics_host, worker.metrics_port, "OPENWORLD_TRAIN_METRICS_PORT, 0 for none").close()
+        stream = _set_up_logs(server)
+        worker = worker.model_copy(update={"metrics_port": _metrics_port(worker)})
         redis_socket = None if server.redis_url else stack.enter_context(socket_path(server.data / "redis"))
-        return asyncio.run(_supervisor(server, worker, redis_socket, lock).run())
+        return asyncio.run(_supervisor(server, worker, redis_socket, lock, stream).run())
+
+
+def _set_up_logs(server: ServiceSettings) -> logs.LogStream:
+    """The stream of all programs' logs."""
+    style = logs.resolve_style(server.log_format)
+    stream = logs.LogStream(sys.stderr, style, ["up", "redis", "server", "trainer"])
+    logs.set_up(server.log_level, style, logs.LogStreamHandler(stream, "up"))
+    return stream
+
+
+def _metrics_port(worker: WorkerSettings) -> int:
+    """The port of the trainer's metrics, 0 for none: a free one if the default port is in use.
+
+    OpenWorldError if a port that was chosen is in use.
+    """
+    try:
+        address.bind(worker.metrics_host, worker.metrics_port, "OPENWORLD_TRAIN_METRICS_PORT, 0 for none").close()
+        return worker.metrics_port
+    except OpenWorldError:
+        if "metrics_port" in worker.model_fields_set:
+            raise
+    with address.bind(worker.metrics_host, 0, "OPENWORLD_TRAIN_METRICS_HOST") as probe:
+        free: int = probe.getsockname()[1]
+    log.warning(
+        "port %d is in use: the trainer's metrics are on port %d; choose one with OPENWORLD_TRAIN_METRICS_PORT",
+        worker.metrics_port,
+        free,
+    )
+    return free
 
 
 @contextmanager
@@ -95,14 +128,14 @@ def _holder(path: Path) -> str:
     return f" (pid {pid})"
 
 
-def _supervisor(server: ServiceSettings, worker: WorkerSettings, redis_socket: Path | None, lock: int) -> Supervisor:
+def _supervisor(
+    server: ServiceSettings, worker: WorkerSettings, redis_socket: Path | None, lock: int, stream: logs.LogStream
+) -> Supervisor:
     """`redis_socket` is the socket of the embedded Redis server, None with an own Redis."""
-    style = logs.resolve_style(server.log_format)
-    stream = logs.LogStream(sys.stderr, style, ["up", "redis", "server", "trainer"])
-    logs.set_up(server.log_level, style, logs.LogStreamHandler(stream, "up"))
     environment = {
         **os.environ,
-        "OPENWORLD_LOG_FORMAT": style,  # the children write to a pipe and cannot detect a terminal
+        # The children write to a pipe and cannot detect a terminal.
+        "OPENWORLD_LOG_FORMAT": logs.resolve_style(server.log_format),
         # The children run this code; -P keeps a `models` in the working directory out.
         "PYTHONPATH": os.pathsep.join(filter(None, [str(CODE), os.environ.get("PYTHONPATH")])),
     }
@@ -132,7 +165,11 @@ def _supervisor(server: ServiceSettings, worker: WorkerSettings, redis_socket: P
         ChildProcess(
             "trainer",
             [*openworld, "train", "--data", str(server.data)],
-            {**environment, "OPENWORLD_TRAIN_THREADS": threads},
+            {
+                **environment,
+                "OPENWORLD_TRAIN_THREADS": threads,
+                "OPENWORLD_TRAIN_METRICS_PORT": str(worker.metrics_port),
+            },
             partial(stream.write, "trainer"),
             pass_fds=[lock],
         ),

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from tests.support.paths import ROOT
 from tests.support.redis_servers import RedisServer
 from tests.support.servers import known_image, learned_folder, novel_image, wait_until
 from tests.support.settings import clean_environment, variables
+from trainer.worker.settings import WorkerSettings
 
 PARTS = ("serve", "train", "redis")
 
@@ -215,6 +216,23 @@ def test_an_own_redis_is_used_and_left_running(tmp_path: Path) -> None:
             assert running.end(signal.SIGTERM) == 0
         assert own.alive
         assert not (tmp_path / "robot" / "redis").exists()
+
+
+def test_the_metrics_of_the_trainer_move_to_a_free_port_if_the_default_one_is_in_use(tmp_path: Path) -> None:
+    default = WorkerSettings.model_fields["metrics_port"].default
+    with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        with suppress(OSError):  # another service has it: in use as well
+            taken.bind(("127.0.0.1", default))
+            taken.listen()
+        with up(tmp_path / "robot", tmp_path / "outputs", metrics_port="") as running:
+            shown = re.search(r"trainer: (http://127.0.0.1:(\d+)/metrics)", running.out.read_text())
+            assert shown
+            assert int(shown[2]) != default
+            assert f"port {default} is in use: the trainer's metrics are on port {shown[2]};" in running.log.read_text()
+            wait_until(running.trainer_waits_for_work, 60)
+            assert "openworld_train_alive" in httpx.get(shown[1], timeout=30).text
+            assert running.end(signal.SIGTERM) == 0
 
 
 @pytest.mark.parametrize(("setting", "remedy"), [("port", "--port"), ("metrics_port", "OPENWORLD_TRAIN_METRICS_PORT")])

@@ -27,4 +27,10 @@ class WorkerSettings(ProgramSettings):
     )
     nice: int = Field(10, ge=0, le=19, description="niceness of the trainer's process; the server has priority")
     metrics_host: str = Field("127.0.0.1", description="address of the trainer's /metrics")
-    metrics_port: int = Field(8001, ge=0, le=65535, description="port of the trainer's /metrics, 0: none")
+    metrics_port: int = Field(
+        8001,
+        ge=0,
+        le=65535,
+        description="port of the trainer's /metrics, 0: none; if 8001 is in use and no port is set, `openworld up` "
+        "takes a free one",
+    )
