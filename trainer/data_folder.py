@@ -14,7 +14,7 @@ from models.errors import KeepError, StoreError
 from models.storage import DataFolder, Storage, storage_of
 from models.versions.backbone_spec import RECORD
 from models.versions.data_format import open_data_folder
-from models.versions.keep import Keep, open_keep, recorded_keep
+from models.versions.keep import Keep, check_keep, open_keep, recorded_keep
 from models.versions.store import VersionStore
 from tasks.images import ImageStore, erase_cached
 from trainer.learning.settings import REPLAYING_METHODS, LearnerSettings
@@ -30,12 +30,18 @@ TRAINING_FILES = (
 LOCK_POLL_SECONDS = 0.5
 
 
+def check_folder_settings(folder: DataFolder, settings: LearnerSettings) -> None:
+    """KeepError if the settings do not fit what the folder keeps. Nothing is written."""
+    check_method(settings.keep or recorded_keep(folder), folder, settings)
+    check_keep(folder, settings.keep)
+
+
 def keep_of(folder: DataFolder, settings: LearnerSettings) -> Keep:
     """What the folder keeps of taught images; KeepError if the settings ask for something else.
 
     A new folder records it, unless its method cannot learn with it.
     """
-    check_method(settings.keep or recorded_keep(folder), folder, settings)
+    check_folder_settings(folder, settings)
     return open_keep(folder, settings.keep)
 
 

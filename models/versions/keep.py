@@ -37,22 +37,29 @@ def recorded_keep(folder: DataFolder) -> Keep:
     )
 
 
-def open_keep(folder: DataFolder, requested: Keep | None) -> Keep:
-    """The mode of a data folder. A folder without versions takes the requested one, if one is requested.
-
-    KeepError if the folder has another mode than the requested one. Call it before anything is learned.
-    """
+def check_keep(folder: DataFolder, requested: Keep | None) -> Keep:
+    """The mode that `open_keep` would return; KeepError in the same cases. Nothing is written."""
     storage = storage_of(folder)
     found = recorded_keep(storage)
     if requested is None or requested == found:
         return found
-    if found == "images" and storage.find("CURRENT") is None:
-        open_data_folder(storage)
-        storage.put_if_absent(RECORD, f"{requested}\n".encode())
-        found = recorded_keep(storage)  # another program may have been faster
-    if found != requested:
+    if storage.find(RECORD) is not None or storage.find("CURRENT") is not None:
         raise _mismatch(storage, found, requested)
-    return found
+    return requested
+
+
+def open_keep(folder: DataFolder, requested: Keep | None) -> Keep:
+    """The mode of a data folder. A folder without versions records the requested one, if one is requested.
+
+    KeepError if the folder has another mode than the requested one. Call it before anything is learned.
+    """
+    storage = storage_of(folder)
+    keep = check_keep(storage, requested)
+    if keep == recorded_keep(storage):
+        return keep
+    open_data_folder(storage)
+    storage.put_if_absent(RECORD, f"{keep}\n".encode())
+    return check_keep(storage, requested)  # another program may have been faster
 
 
 def check_less(folder: DataFolder, keep: Keep) -> None:

@@ -18,7 +18,7 @@ from models.versions.folder_id import folder_id
 from openworld import logs
 from openworld.commands import learn, require_packages
 from openworld.environment import settings_from
-from trainer.data_folder import keep_of
+from trainer.data_folder import check_folder_settings, keep_of
 from trainer.learning.settings import LearnerSettings
 from trainer.worker.settings import WorkerSettings
 
@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise OpenWorldError("there is no queue: set OPENWORLD_REDIS_URL, or start everything with `openworld up`")
     logs.set_up(settings.log_level, settings.log_format)
     storage = settings.open_storage()
-    keep_of(storage, learner)  # a wrong setting ends the program, not a task
+    check_folder_settings(storage, learner)  # a wrong setting ends the program, not a task
     os.nice(settings.nice)  # before the import of torch, which uses all cores for seconds
     if int(os.environ.get("RANK", "0")):
         return _help(storage, learner)
@@ -75,6 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
                 f"the trainer's metrics cannot be served on port {settings.metrics_port} ({error.strerror}): "
                 "choose another with OPENWORLD_TRAIN_METRICS_PORT, or none with 0"
             ) from error
+    keep_of(storage, learner)  # recorded once nothing else can be wrong
     queue = TaskQueue(client, prefix, lease_seconds=settings.lease_seconds, max_attempts=settings.max_attempts)
     name = f"{socket.gethostname()}-{os.getpid()}"
     worker = Worker(

@@ -20,11 +20,11 @@ from openworld import address, logs
 from openworld.commands import learn, require_packages
 from openworld.environment import settings_from
 from openworld.up.child_process import ChildProcess
-from openworld.up.embedded_redis import EmbeddedRedis, redis_url, socket_path
+from openworld.up.embedded_redis import EmbeddedRedis, find_binary, redis_url, socket_path
 from openworld.up.supervisor import Program, Supervisor
 from openworld.up.welcome import wait_until_ready, welcome
 from service.settings import ServiceSettings
-from trainer.data_folder import keep_of
+from trainer.data_folder import check_folder_settings
 from trainer.learning.settings import LearnerSettings
 from trainer.worker.settings import WorkerSettings
 
@@ -56,19 +56,36 @@ def run(arguments: argparse.Namespace) -> int:
     given: dict[str, Any] = {"data": arguments.data, "host": arguments.host, "port": arguments.port}
     server, worker = settings_from(ServiceSettings, given), settings_from(WorkerSettings, {"data": given["data"]})
     learner = settings_from(LearnerSettings, {})
-    make_folder(server.data)
-    storage = server.open_storage()
-    open_data_folder(storage)
-    keep_of(storage, learner)
+    # A new folder is made after all checks, and its server records what it keeps: a refused start decides nothing.
+    storage, exists = server.open_storage(), server.data.is_dir()
+    if exists:
+        open_data_folder(storage)
+    check_folder_settings(storage, learner)
+    if server.redis_url is None:
+        find_binary()
+    else:
+        _check_address(server.redis_url.get_secret_value())
     with ExitStack() as stack:
-        lock = stack.enter_context(_lock_folder(server.data))
+        # Locked before the ports are looked at: the children of a killed `up` may have both for a few seconds.
+        lock = stack.enter_context(_lock_folder(server.data)) if exists else None
         # A free port is chosen here, so that a restarted server keeps it.
         with address.bind(server.host, server.port) as probe:
             server = server.model_copy(update={"port": probe.getsockname()[1]})
         stream = _set_up_logs(server)
         worker = worker.model_copy(update={"metrics_port": _metrics_port(worker)})
+        make_folder(server.data)
+        if lock is None:
+            lock = stack.enter_context(_lock_folder(server.data))
+        open_data_folder(storage)
         redis_socket = None if server.redis_url else stack.enter_context(socket_path(server.data / "redis"))
         return asyncio.run(_supervisor(server, worker, redis_socket, lock, stream).run())
+
+
+def _check_address(url: str) -> None:
+    """QueueUnavailable if it is not an address of Redis. Nothing is connected: the server may start later."""
+    from tasks.queue import connect  # imported here: the parser of the other commands needs no Redis
+
+    connect(url).close()
 
 
 def _set_up_logs(server: ServiceSettings) -> logs.LogStream:

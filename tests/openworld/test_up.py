@@ -270,8 +270,38 @@ def test_the_children_of_a_killed_up_keep_the_folder_without_a_pid(
 
 
 def test_a_configuration_error_of_a_child_stops_all_with_its_message(tmp_path: Path) -> None:
-    message = refused(tmp_path, redis_url="nonsense://somewhere")
-    assert re.search(r"^error: server cannot start: the address of Redis is wrong", message, re.MULTILINE)
+    with RedisServer(tmp_path / "own") as own:
+        with closing(connect(own.url)) as client:
+            client.config_set("maxmemory", "100mb")
+            client.config_set("maxmemory-policy", "allkeys-lru")
+        message = refused(tmp_path / "robot", redis_url=own.url, keep="features")
+    assert re.search(r"^error: server cannot start: Redis has maxmemory 104857600", message, re.MULTILINE)
+    assert not (tmp_path / "robot" / "KEEP").exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"port": ...}, "choose another with --host and --port"),
+        ({"metrics_port": ...}, "OPENWORLD_TRAIN_METRICS_PORT"),
+        ({"keep": "statistics", "method": "more"}, "the method more replays features"),
+        ({"redis_url": "nonsense://somewhere"}, "the address of Redis is wrong"),
+    ],
+)
+def test_a_refused_start_leaves_no_new_folder(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        given = {name: taken.getsockname()[1] if value is ... else value for name, value in settings.items()}
+        port = given.pop("port", 0)
+        assert message in refused(tmp_path / "robot", port, **({"keep": "features"} | given))
+    assert not (tmp_path / "robot").exists()
+
+
+def test_a_new_folder_records_what_it_keeps_once_it_is_served(tmp_path: Path) -> None:
+    with up(tmp_path / "robot", tmp_path / "outputs", keep="features") as running:
+        assert (tmp_path / "robot" / "KEEP").read_text() == "features\n"
+        assert running.end(signal.SIGTERM) == 0
 
 
 def test_a_wrong_setting_of_the_trainer_is_reported_at_once(tmp_path: Path) -> None:
