@@ -49,8 +49,10 @@ def check_statistics(storage: Storage, report: Report) -> Iterator[Finding]:
     whole = [name for name in model.classes if all(key in images for key in samples.seen.get(name, ()))]
     report.checked["classes"] = len(whole)
     if len(whole) < len(model.classes):
-        erased = len(model.classes) - len(whole)
-        report.skipped["statistics"] = f"{erased} of {len(model.classes)} classes have images that are not kept"
+        left_out = len(model.classes) - len(whole)
+        report.skipped["statistics"] = (
+            f"{left_out} of {len(model.classes)} classes have images that are not kept, so theirs cannot be recomputed"
+        )
     try:
         yield from _check_frozen(predictor, samples, images, whole, subject)
         yield from _check_gaussians(predictor, samples, images, whole, subject)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from openworld.commands import require_data, require_packages
 from openworld.environment import settings_from
+from openworld.tables import count
 from tasks.settings import ProgramSettings
 
 SUMMARY = "examine a data folder and its queue; safe beside a running service"
@@ -27,6 +29,13 @@ Exit code: 0 nothing is wrong, 1 there are problems, 2 the check could not run. 
 """
 
 PROBLEMS = 1
+NOUNS = {
+    "versions": "version",
+    "rejected": "rejected version",
+    "images": "image",
+    "novelties": "novel image",
+    "tasks": "task",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,7 +70,14 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"note: {finding.subject}: {finding.message} [{finding.code}]")
     for what, why in report.skipped.items():
         print(f"not checked: {what}: {why}")
-    counted = ", ".join(f"{count} {what}" for what, count in report.checked.items())
-    verdict = "nothing is wrong" if report.ok else f"{len(report.problems)} problems"
-    print(f"{storage.location('')}: {verdict} ({counted})")
+    verdict = "nothing is wrong" if report.ok else count(len(report.problems), "problem")
+    print(f"{storage.location('')}: {verdict}; checked: {_in_words(report.checked)}")
     return 0 if report.ok else PROBLEMS
+
+
+def _in_words(checked: Mapping[str, int]) -> str:
+    """What was checked. Classes without images to recompute their statistics from are among the skipped."""
+    parts = [count(checked[what], noun) for what, noun in NOUNS.items() if what in checked]
+    if classes := checked.get("classes"):
+        parts.append(f"the statistics of {classes} {'class' if classes == 1 else 'classes'}")
+    return ", ".join(parts)

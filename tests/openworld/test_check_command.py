@@ -170,6 +170,20 @@ def test_an_erased_image_is_not_a_lost_one(folder: Path) -> None:
     assert "1 of 5 classes" in report.skipped["statistics"]
 
 
+def test_what_was_checked_is_said_in_words(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "--data", str(folder)]) == 0
+    words = "nothing is wrong; checked: 3 versions, 0 rejected versions, 60 images, 0 novel images, the statistics of "
+    assert f"{words}5 classes\n" in capsys.readouterr().out
+    images = list((folder / "images").glob("??/*"))
+    record_erasure(folder, [path.name for path in images], "operator")
+    for path in images:
+        path.unlink()
+    assert main(["check", "--data", str(folder)]) == 0
+    out = capsys.readouterr().out
+    assert "not checked: statistics: 5 of 5 classes have images that are not kept" in out
+    assert "0 classes" not in out
+
+
 def test_rows_and_images_of_the_inbox_are_compared(folder: Path) -> None:
     inbox = Inbox(folder)
     ids = [inbox.add(sighting(novel_image(n))).id or "" for n in range(3)]

@@ -30,7 +30,7 @@ def test_check_examines_what_is_in_the_store_and_writes_nothing(
     before = {found.key: found.time for found in stored.list("")}
     capsys.readouterr()
     assert main(["check"]) == 0, capsys.readouterr().out
-    assert "nothing is wrong (3 versions, 0 rejected, 60 images" in capsys.readouterr().out
+    assert "nothing is wrong; checked: 3 versions, 0 rejected versions, 60 images" in capsys.readouterr().out
     assert {found.key: found.time for found in stored.list("")} == before
     image = next(iter(stored.list("images/")))
     stored.put(image.key, b"damaged")
