@@ -6,7 +6,7 @@ also after a roll back, gives the same ids, and no other class ever gets them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -37,6 +37,21 @@ def relabelled(samples: Mapping[str, Any], labels: Mapping[str, str]) -> dict[st
             task: dict(sorted((labels[label], keys) for label, keys in images.items()))
             for task, images in samples.get("pending", {}).items()
         },
+    }
+
+
+def learned_labels(samples: Mapping[str, Any], manifest: Manifest, keys: Container[str]) -> dict[str, str]:
+    """The labels that a version has learned for these images, or has pending: that of a merged class is its target's.
+
+    Images that it does not know are left out.
+    """
+    named = samples_by_name(samples, manifest)
+    return {
+        key: label_of(name, manifest.aliases) or name
+        for images in (named["seen"], *named["pending"].values())
+        for name, own in images.items()
+        for key in own
+        if key in keys
     }
 
 

@@ -7,13 +7,14 @@ import logging
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from fastapi import APIRouter, Header, Path, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from models.errors import StoreError
+from models.versions.class_ids import learned_labels
 from models.versions.data_format import open_data_folder
 from models.versions.edits import unusable_labels
 from models.versions.manifest import Manifest
@@ -73,8 +74,9 @@ async def submit(
         folder, limits, pace = container.settings.data, container.batch_limits, container.upload_pace
         await asyncio.to_thread(open_data_folder, container.storage)
         async with receive_batch(request, limits, permit, pace, folder, container.find_image) as received:
-            manifest, batch = await container.uploads.run(key.name, lambda: _check_and_store(container, received))
-            task = Task.of(batch, key.name, manifest.version if manifest else 0)
+            checked = await container.uploads.run(key.name, lambda: _check_and_store(container, received))
+            batch = checked.batch
+            task = Task.of(batch, key.name, checked.version, checked.warnings)
             learned = await asyncio.to_thread(_is_learned, container, task.id)
             try:
                 submitted = await container.ask_queue(partial(queue.submit, task, idempotency_key, learned=learned))
@@ -93,22 +95,39 @@ async def submit(
     except (StoreError, QueueUnavailable) as error:  # the task is accepted all the same
         log.warning("the inbox cannot mark the images of task %s as labelled: %s", submitted.task.id, error)
     response.headers["Location"] = f"/tasks/{submitted.task.id}"
-    return TaskAnswer.model_validate(submitted.task).model_copy(
-        update={"fresh": submitted.fresh, "warnings": batch.warnings(manifest.active_classes if manifest else [])}
-    )
+    return TaskAnswer.model_validate(submitted.task).model_copy(update={"fresh": submitted.fresh})
 
 
-def _check_and_store(container: Container, received: ReceivedBatch) -> tuple[Manifest | None, LabelledBatch]:
-    """The current version and the batch, whose images are stored: every accepted task has its images."""
-    manifest = container.active_version.store.current_manifest()
-    batch = received.check(manifest.active_classes if manifest else [])
+class _Checked(NamedTuple):
+    batch: LabelledBatch
+    version: int  # the current one, 0 before the first
+    warnings: list[str]
+
+
+def _check_and_store(container: Container, received: ReceivedBatch) -> _Checked:
+    """The batch, whose images are stored: every accepted task has its images."""
+    store = container.active_version.store
+    manifest = store.current_manifest()
+    known = manifest.active_classes if manifest else []
+    batch = received.check(known)
     if manifest and (problems := unusable_labels(manifest, batch.classes)):
         raise BatchError(problems)
     if container.keep == "statistics":
         check_summed({name: len(keys) for name, keys in batch.keys.items()}, {}, {})
     record_queue(container.storage, container.queue())
     _store(container, batch)
-    return manifest, batch
+    learned = _learned_labels(store, manifest, batch) if manifest else {}
+    return _Checked(batch, manifest.version if manifest else 0, batch.warnings(known, learned))
+
+
+def _learned_labels(store: VersionStore, manifest: Manifest, batch: LabelledBatch) -> dict[str, str]:
+    """The label of each image of the batch that the version knows; none if it cannot be read."""
+    try:
+        samples = store.samples(manifest.version, manifest)
+    except StoreError as error:
+        log.warning("images of a batch that were learned under another label are not reported: %s", error)
+        return {}
+    return learned_labels(samples, manifest, {image.sha256 for image in batch.images})
 
 
 def _is_learned(container: Container, task_id: str) -> bool:

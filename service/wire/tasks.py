@@ -52,7 +52,9 @@ class TaskAnswer(BaseModel):
     result: dict[str, Any] | None = Field(
         None, description="accuracy and AUC of each task, the estimates for fresh images, and the advice"
     )
-    warnings: list[str] = Field([], description="classes with one image; only in the answer to a submitted batch")
+    warnings: list[str] = Field(
+        [], description="of its submission: classes with one image, and images that move from another class"
+    )
     fresh: bool = Field(True, description="false: the same batch was submitted before, and this is its task")
 
 

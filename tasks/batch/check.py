@@ -59,11 +59,21 @@ class LabelledBatch:
         """Images per class."""
         return {name: len(keys) for name, keys in self.keys.items()}
 
-    def warnings(self, known_classes: Collection[str]) -> list[str]:
-        """One line per class that can be learned, but not well."""
+    def warnings(self, known_classes: Collection[str], learned: Mapping[str, str] | None = None) -> list[str]:
+        """One line per class that can be learned, but not well, and per class that loses images to another one.
+
+        `learned` gives the label of each image that was learned before.
+        """
         weak = [name for name, count in self.counts.items() if count == 1 and name not in known_classes]
         lines = [f"class {quoted(name)} has 1 image: more images make its answers better" for name in weak]
-        return shortened(lines, "classes with 1 image")
+        pairs = ((learned.get(image.sha256, image.label), image.label) for image in self.images) if learned else ()
+        moved = Counter((old, new) for old, new in pairs if old != new)
+        moves = [
+            f"class {quoted(old)} loses {count} {'image' if count == 1 else 'images'} to class {quoted(new)}: "
+            f"{'it was' if count == 1 else 'they were'} learned as {quoted(old)} before"
+            for (old, new), count in sorted(moved.items())
+        ]
+        return [*shortened(lines, "classes with 1 image"), *shortened(moves, "pairs of classes")]
 
     @property
     def task_id(self) -> str:

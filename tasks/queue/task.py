@@ -18,7 +18,7 @@ ENDED: frozenset[TaskState] = frozenset({"published", "rejected", "failed", "can
 
 MAX_CURVE_POINTS = 200  # of a loss curve, whatever the number of epochs
 MAX_TEXT = 4000  # characters of a reason or a name
-_JSON_FIELDS = frozenset({"progress", "result", "classes", "counts"})
+_JSON_FIELDS = frozenset({"progress", "result", "classes", "counts", "warnings"})
 
 
 class TaskProgress(BaseModel):
@@ -63,6 +63,7 @@ class _TaskBase(BaseModel):
     submitted_by: str
     batch_sha256: Sha256
     duplicates: NonNegativeInt = 0
+    warnings: tuple[str, ...] = ()  # of its last submission
     attempts: NonNegativeInt = 0  # leases so far; not those that were handed back or advanced the checkpoint
     cancel_requested: bool = False  # a worker holds the task and will end it soon
     progress: TaskProgress | None = None
@@ -112,7 +113,9 @@ class Task(_TaskBase):
         return {key for keys in self.classes.values() for key in keys}
 
     @classmethod
-    def of(cls, batch: LabelledBatch, submitted_by: str, submitted_at: int | None = None) -> Self:
+    def of(
+        cls, batch: LabelledBatch, submitted_by: str, submitted_at: int | None = None, warnings: Sequence[str] = ()
+    ) -> Self:
         """Make the task of a checked batch. Its images must be in the image store."""
         now = datetime.now(UTC)
         return cls(
@@ -124,6 +127,7 @@ class Task(_TaskBase):
             classes=batch.keys,
             batch_sha256=batch.sha256,
             duplicates=batch.duplicates,
+            warnings=tuple(warnings),
         )
 
     @classmethod
@@ -140,6 +144,7 @@ class Task(_TaskBase):
             "submitted_by": clean_text(self.submitted_by),
             "batch_sha256": self.batch_sha256,
             "duplicates": str(self.duplicates),
+            "warnings": dump_json(self.warnings),
             "classes": dump_json(self.classes),
             "counts": dump_json(self.counts),
         }

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from models.versions.class_ids import new_class_id, present_names
+from models.versions.class_ids import learned_labels, new_class_id, present_names
 from models.versions.edits import Edit, publish_edit
 from models.versions.manifest import Manifest
 from models.versions.store import VersionStore
@@ -91,3 +91,15 @@ def test_ids_are_unique_and_cover_every_class() -> None:
             make_manifest(tasks=[["cat", "dog"]], class_ids=ids)
     manifest: Manifest = make_manifest(tasks=[["cat", "dog"]], class_ids=[["a", "b"]])
     assert manifest.id_of == {"cat": "a", "dog": "b"}
+
+
+def test_labels_of_images_follow_renames_and_merges_and_include_pending_tasks(store: VersionStore) -> None:
+    learn(store, "wolf")
+    edit(store, "rename", "cat", "tiger")
+    edit(store, "merge", "wolf", "dog")
+    manifest = store.current_manifest()
+    assert manifest is not None
+    ids = manifest.id_of
+    seen = {ids["tiger"]: ["1", "2"], ids["wolf"]: ["3"]}
+    samples = SAMPLES | {"seen": seen, "pending": {"task-9": {ids["dog"]: ["4"]}}}
+    assert learned_labels(samples, manifest, "1345") == {"1": "tiger", "3": "dog", "4": "dog"}

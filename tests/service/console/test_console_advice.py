@@ -56,6 +56,7 @@ def test_a_label_that_looks_wrong_is_shown_with_its_image_and_corrected(browser:
         page.get_by_role("dialog").get_by_role("button", name="Label it class 1").click()
         page.get_by_role("link", name="Show task").click()
         expect(page.locator(".task").first.get_by_text("published")).to_be_visible(timeout=30_000)
+        expect(page.locator(".task").first).to_contain_text("class 'class 0' loses 1 image to class 'class 1'")
     seen = store.load().samples["seen"]
     assert set(seen["class 0"]) == set(others)
     assert sha in seen["class 1"]

@@ -94,6 +94,18 @@ def test_a_new_class_with_one_image_is_accepted_with_a_warning(idle: Loop) -> No
     assert response.json()["warnings"] == ["class 'lonely' has 1 image: more images make its answers better"]
 
 
+def test_images_that_were_learned_under_another_label_are_named_in_the_answer_and_in_the_task(idle: Loop) -> None:
+    files = [("class 1", (f"{n}.png", IMAGES.read(f"class 0/{n}"))) for n in range(2)]
+    response = idle.submit([*files, *batch("class 1", start=50)])
+    assert response.status_code == 202
+    task = response.json()
+    expected = ["class 'class 0' loses 2 images to class 'class 1': they were learned as 'class 0' before"]
+    assert task["warnings"] == expected
+    assert idle.task(task["id"])["warnings"] == expected
+    listed = httpx.get(f"{idle.url}/tasks", timeout=30).json()["tasks"]
+    assert [one["warnings"] for one in listed if one["id"] == task["id"]] == [expected]
+
+
 def test_every_problem_of_a_batch_is_listed_in_one_response(idle: Loop) -> None:
     files = [
         ("empty", ("a.png", b"not an image either")),

@@ -95,7 +95,7 @@ def test_task_progress_on_the_wire_has_the_fields_and_defaults_of_the_queue() ->
 
 
 def test_every_task_field_on_the_wire_but_those_of_a_submission_is_read_from_a_task() -> None:
-    names = set(TaskAnswer.model_fields) - {"fresh", "warnings"}
+    names = set(TaskAnswer.model_fields) - {"fresh"}
 
     assert names <= set(domain.Task.model_fields) | {"counts"}
     assert names <= set(domain.TaskSummary.model_fields)

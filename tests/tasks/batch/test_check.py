@@ -76,6 +76,16 @@ def test_a_new_class_with_one_image_is_accepted_with_a_warning() -> None:
     assert batch.warnings(["cat"]) == []
 
 
+def test_classes_that_lose_images_are_named_with_the_number_of_images() -> None:
+    batch = check_batch(items(cat=IMAGES[:3], dog=IMAGES[3:5]))
+    cat, dog = batch.keys["cat"], batch.keys["dog"]
+    learned = {cat[0]: "lynx", cat[1]: "lynx", cat[2]: "cat", dog[0]: "wolf"}
+    assert batch.warnings([], learned) == [
+        "class 'lynx' loses 2 images to class 'cat': they were learned as 'lynx' before",
+        "class 'wolf' loses 1 image to class 'dog': it was learned as 'wolf' before",
+    ]
+
+
 def test_copies_do_not_count_as_images() -> None:
     (warning,) = check_batch(items(cat=[IMAGES[0], IMAGES[0]])).warnings([])
     assert "'cat' has 1 image" in warning

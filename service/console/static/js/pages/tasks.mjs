@@ -107,6 +107,7 @@ function taskCard(task) {
       task.attempts > 1 && `, attempt ${task.attempts}`,
     ),
     task.reason && h("p", { class: task.state === "queued" ? "muted" : "warning" }, task.reason),
+    task.warnings?.map((line) => h("p", { class: "muted" }, line)),
     stageNote(task, ended),
     ended ? lossCurve(task) : progress(task),
     task.result?.tasks?.length > 0 && gateTable(task.result.tasks),
