@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
 from models.errors import StoreError
 from models.files import sha256_bytes
-from models.storage import Storage, StoreUnavailable
+from models.storage import DataFolder, Storage, StoreUnavailable
 from service import erasure
 from service.erasure import Erased, Erasure
-from tasks.images import ImageStore, record_erasure
+from tasks.images import ErasureFollower, ImageStore, record_erasure
 from tests.support.object_stores import memory_storage
 
 
@@ -36,13 +36,38 @@ class FollowingServer(Erasure):
         self.erased.set()
         return Erased(0, 0)
 
-    async def follow_until_erased(self, sha256: str) -> None:
-        task = asyncio.create_task(self.follow())
-        await asyncio.sleep(0.1)  # it has read the end of the log
-        record_erasure(self._storage, [sha256], "another server")
-        await asyncio.wait_for(self.erased.wait(), 20)
-        await asyncio.sleep(0.1)  # local copies follow
+    async def follow_until(self, sha256: str, is_erased: Callable[[], bool]) -> None:
+        """Follow an erasure that is logged after the follower has read the end of the log."""
+        loop, made = asyncio.get_running_loop(), asyncio.Event()
+
+        def make_follower(folder: DataFolder) -> ErasureFollower:
+            follower = ErasureFollower(folder)
+            loop.call_soon_threadsafe(made.set)
+            return follower
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(erasure, "ErasureFollower", make_follower)
+            async with asyncio.timeout(60):
+                task = asyncio.create_task(self.follow())
+                await made.wait()
+                record_erasure(self._storage, [sha256], "another server")
+                await self.erased.wait()
+                while not is_erased():
+                    await asyncio.sleep(0.01)
         task.cancel()
+
+
+class WatchedLock(asyncio.Lock):
+    """`awaited` is set when a task waits for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.awaited = asyncio.Event()
+
+    async def acquire(self) -> Literal[True]:
+        if self.locked():
+            self.awaited.set()
+        return await super().acquire()
 
 
 def caused(error: OSError) -> StoreError:
@@ -67,18 +92,21 @@ def test_an_erasure_is_repeated_until_the_object_store_answers(
     data, images = b"a face", ImageStore(storage)
     sha256 = images.put(data)
     assert images.read(sha256) == data  # a local copy is kept now
-    copies = tmp_path / "objects"
-    assert [path for path in copies.rglob("*") if path.is_file()]
+
+    def copies() -> list[Path]:
+        return [path for path in (tmp_path / "objects").rglob("*") if path.is_file()]
+
+    assert copies()
     storage._client.delete(images._key(sha256))  # by the other server
 
     async def follow() -> list[set[str]]:
         server = FollowingServer(storage, [error, error])
-        await server.follow_until_erased(sha256)
+        await server.follow_until(sha256, lambda: not copies())
         return server.calls
 
     assert asyncio.run(follow()) == [{sha256}] * 3
     assert sha256 == sha256_bytes(data)
-    assert [path for path in copies.rglob("*") if path.is_file()] == []
+    assert copies() == []
 
 
 def test_an_erasure_waits_while_a_request_counts_the_copies_that_it_erases(
@@ -88,9 +116,11 @@ def test_an_erasure_waits_while_a_request_counts_the_copies_that_it_erases(
 
     async def follow() -> tuple[int, int]:
         server = FollowingServer(memory_storage(tmp_path), [])
-        async with server.counting:
-            following = asyncio.create_task(server.follow_until_erased("0" * 64))
-            await asyncio.sleep(0.5)  # the entry is in the log, and was read
+        server.counting = lock = WatchedLock()
+        async with lock, asyncio.timeout(60):
+            following = asyncio.create_task(server.follow_until("0" * 64, lambda: True))
+            ends = [asyncio.create_task(event.wait()) for event in (lock.awaited, server.erased)]
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             during = len(server.calls)
         await following
         return during, len(server.calls)
