@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -85,6 +85,17 @@ class Loop:
             yield
         finally:
             self._hold.unlink()
+
+    def advance_held_trainer(self, id: str, condition: Callable[[], object]) -> None:
+        """Inside `holding_trainers`: let the task's trainer compute one epoch at a time until the condition is met.
+
+        It looks at the queue and at the current version after each epoch.
+        """
+        epoch = self.finished_epochs(id)
+        while not condition():
+            epoch += 1
+            write_durable(self._hold, str(epoch).encode())
+            wait_until(lambda epoch=epoch: condition() or self.finished_epochs(id) >= epoch, 60)  # type: ignore[misc]
 
     @property
     def _hold(self) -> Path:

@@ -11,7 +11,7 @@ import httpx2 as httpx
 import pytest
 
 from models.versions.store import VersionStore
-from tests.support.learning_loop import Loop, batch, loop, wait_for_death
+from tests.support.learning_loop import ENDED, Loop, batch, loop, wait_for_death
 from tests.support.tiny_model import TinyImages
 from tests.support.waiting import wait_until
 
@@ -46,15 +46,20 @@ def pause(running: Loop, paused: bool) -> Any:
 
 
 @contextmanager
-def slowly_learned(tmp_path: Path, epochs: int = 100, pause: float = 0.05) -> Iterator[tuple[Loop, str]]:
-    """A task of plum and fig that is pending and takes long to learn, with a pause after every event."""
-    with loop(tmp_path, provisional="on", epochs=str(epochs)) as running:
-        running.settings["SLOW"] = str(pause)
+def started(tmp_path: Path) -> Iterator[Loop]:
+    """A server and a trainer, with more epochs than `advance_held_trainer` needs."""
+    with loop(tmp_path, provisional="on", epochs="30") as running:
         running.start("serve")
         running.start("train")
-        id = submitted(running, "plum", "fig")
-        wait_until(lambda: running.task(id)["provisional"] is not None, 60)
-        yield running, id
+        yield running
+
+
+def pending(running: Loop) -> str:
+    """A task of plum and fig that is learned and answers already; hold the trainer until the test is done with it."""
+    id = submitted(running, "plum", "fig")
+    wait_until(lambda: running.task(id)["provisional"] is not None, 60)
+    wait_until(lambda: running.finished_epochs(id) >= 1, 60)
+    return id
 
 
 def test_a_class_answers_while_its_task_is_learned(tmp_path: Path) -> None:
@@ -64,7 +69,7 @@ def test_a_class_answers_while_its_task_is_learned(tmp_path: Path) -> None:
             running.start("train")
             id = submitted(running, "plum", "fig")
             wait_until(lambda: running.task(id)["provisional"] == 4, 60)
-            wait_until(lambda: get(running, "versions")["serving"] == 4, 10)
+            wait_until(lambda: get(running, "versions")["serving"] == 4, 60)
             assert running.task(id)["state"] == "learning"
             assert is_answered(running, "plum")
             assert is_answered(running, "class 0")
@@ -85,12 +90,14 @@ def test_a_class_answers_while_its_task_is_learned(tmp_path: Path) -> None:
 
 
 def test_a_task_that_is_submitted_meanwhile_answers_too(tmp_path: Path) -> None:
-    with slowly_learned(tmp_path, epochs=30, pause=0.1) as (running, first):
-        second = submitted(running, "kiwi", "lime")
-        wait_until(lambda: running.task(second)["provisional"] is not None, 60)
-        assert running.task(second)["state"] == "queued"
-        wait_until(lambda: is_answered(running, "kiwi"), 10)
-        assert is_answered(running, "plum")
+    with started(tmp_path) as running:
+        with running.holding_trainers(epoch=1):
+            first = pending(running)
+            second = submitted(running, "kiwi", "lime")
+            running.advance_held_trainer(first, lambda: running.task(second)["provisional"] is not None)
+            assert running.task(second)["state"] == "queued"
+            wait_until(lambda: is_answered(running, "kiwi"), 60)
+            assert is_answered(running, "plum")
         running.check_learned_once(first)
         running.check_learned_once(second)
         assert get(running, "versions")["versions"][0]["stage"] in ("refined", "provisional")
@@ -119,7 +126,7 @@ def test_while_learning_is_paused_new_classes_answer_and_are_learned_after_it(tm
         running.start("train")
         id = submitted(running, "plum", "fig")
         wait_until(lambda: running.task(id)["provisional"] == 4, 60)
-        wait_until(lambda: is_answered(running, "plum"), 10)
+        wait_until(lambda: is_answered(running, "plum"), 60)
         assert running.task(id)["state"] == "queued"
         assert get(running, "tasks")["paused"] is True
         pause(running, False)
@@ -130,23 +137,27 @@ def test_while_learning_is_paused_new_classes_answer_and_are_learned_after_it(tm
 
 
 def test_pausing_hands_a_running_task_back(tmp_path: Path) -> None:
-    with slowly_learned(tmp_path) as (running, id):
-        running.wait_for_progress(id)
-        pause(running, True)
-        wait_until(lambda: running.task(id)["state"] == "queued", 60)
-        wait_until(lambda: is_answered(running, "plum"), 10)
+    with started(tmp_path) as running:
+        with running.holding_trainers(epoch=1):
+            id = pending(running)
+            pause(running, True)
+            running.advance_held_trainer(id, lambda: running.task(id)["state"] == "queued")
+        wait_until(lambda: is_answered(running, "plum"), 60)
         httpx.post(f"{running.url}/tasks/{id}/cancel", timeout=30)
         wait_until(lambda: VersionStore(running.data).current_manifest().stage == "refined", 60)  # type: ignore[union-attr]
         assert running.task(id)["state"] == "cancelled"
-        wait_until(lambda: not is_answered(running, "plum"), 10)
+        wait_until(lambda: not is_answered(running, "plum"), 60)
 
 
 def test_a_cancelled_task_is_forgotten_again(tmp_path: Path) -> None:
-    with slowly_learned(tmp_path) as (running, id):
-        httpx.post(f"{running.url}/tasks/{id}/cancel", timeout=30)
-        assert running.wait_until_ended(id)["state"] == "cancelled"
+    with started(tmp_path) as running:
+        with running.holding_trainers(epoch=1):
+            id = pending(running)
+            httpx.post(f"{running.url}/tasks/{id}/cancel", timeout=30)
+            running.advance_held_trainer(id, lambda: running.task(id)["state"] in ENDED)
+        assert running.task(id)["state"] == "cancelled"
         wait_until(lambda: VersionStore(running.data).current_manifest().stage == "refined", 60)  # type: ignore[union-attr]
-        wait_until(lambda: not is_answered(running, "plum"), 10)
+        wait_until(lambda: not is_answered(running, "plum"), 60)
         assert is_answered(running, "class 0")
         retried = httpx.post(f"{running.url}/tasks/{id}/retry", timeout=30)
         assert retried.json()["provisional"] is None
@@ -154,9 +165,12 @@ def test_a_cancelled_task_is_forgotten_again(tmp_path: Path) -> None:
 
 
 def test_a_roll_back_ends_the_refinement(tmp_path: Path) -> None:
-    with slowly_learned(tmp_path) as (running, id):
-        httpx.post(f"{running.url}/versions/3/activate", timeout=30)
-        task = running.wait_until_ended(id)
+    with started(tmp_path) as running:
+        with running.holding_trainers(epoch=1):
+            id = pending(running)
+            httpx.post(f"{running.url}/versions/3/activate", timeout=30)
+            running.advance_held_trainer(id, lambda: running.task(id)["state"] in ENDED)
+        task = running.task(id)
         assert task["state"] == "failed"
         assert "does not have the classes of this task" in task["reason"]
         assert get(running, "versions")["serving"] == 3
