@@ -112,6 +112,7 @@ def test_a_helper_that_dies_fails_the_training_at_once_and_the_next_one_has_a_ne
 ) -> None:
     for child in helpers.children.values():
         child.kill()
+        child.wait()
     helpers.environment["DIE_AFTER"] = "3"
     started = time.monotonic()
     with pytest.raises(HelperLost, match="helper 1 has died or does not answer"):
