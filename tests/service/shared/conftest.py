@@ -1,4 +1,4 @@
-"""Servers that share an inbox, with short leases."""
+"""Servers that share an inbox, and look at it often."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from tests.support.waiting import wait_until
 def owned(server: Server, token: str = "token") -> Iterator[SharedInbox]:
     """The inbox of a server that owns it, without its thread."""
     lease = Lease(token, server.name)
-    server.state.client.delete(f"{server.state.prefix}:inbox-owner")
+    server.expire_lease()
     server.state.run("inbox_lease", *lease.arguments)
     with closing(server.open(lease)) as inbox:
         yield inbox

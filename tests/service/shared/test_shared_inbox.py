@@ -16,7 +16,7 @@ from tasks.errors import QueueUnavailable
 from tests.support.inbox import sighting
 from tests.support.novelties import block_image
 from tests.support.redis_servers import PREFIX, RedisServer
-from tests.support.shared_inboxes import FAR_APART, NewServer, send
+from tests.support.shared_inboxes import FAR_APART, SHORT_SECONDS, NewServer, send
 from tests.support.waiting import wait_until
 
 
@@ -36,7 +36,9 @@ def test_the_owner_gets_the_novelties_of_all_servers(new_server: NewServer) -> N
     wait_until(lambda: [result.outcome for result in first.results] == ["new", "new", "folded"])
 
 
-def test_the_next_owner_has_the_same_novelties_with_their_states(new_server: NewServer) -> None:
+def test_the_next_owner_has_the_same_novelties_with_their_states(
+    new_server: NewServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = new_server()
     wait_until(lambda: first.inbox)
     ids = [send(first, number, number) for number in range(4)]
@@ -47,6 +49,8 @@ def test_the_next_owner_has_the_same_novelties_with_their_states(new_server: New
     first.sink.mark_labelled([ids[2], "unknown"])
     wait_until(lambda: first.inbox and first.inbox.counts()["labelled"] == 1)
     before = {id: first.inbox.get(id) for id in ids}
+    monkeypatch.setattr(shared_inbox, "LEASE_SECONDS", SHORT_SECONDS)
+    wait_until(lambda: first.lease_seconds <= SHORT_SECONDS)  # it was renewed
     first.crash()
     late = send(first, 9)  # no server owns the inbox now: the record waits
 
@@ -71,6 +75,7 @@ def test_a_record_counts_once_if_the_owner_ends_before_its_commit(
         send(first, 1, 0)
         first.owner._thread.join()
     assert first.counts() == {a: 2}, "counted by the owner, and not committed"
+    first.expire_lease()
     second = new_server()
     wait_until(lambda: second.inbox)
     wait_until(lambda: second.state.length("inbox-stream") == 0)
@@ -92,7 +97,9 @@ def test_a_server_that_lost_the_inbox_changes_nothing(new_server: NewServer) -> 
     with closing(first.open(old)) as zombie:
         a = zombie.add(sighting(block_image(1))).id
         assert a is not None
-        wait_until(lambda: second.state.run("inbox_lease", *new.arguments) == b"new http://server-2")
+        assert second.state.run("inbox_lease", *new.arguments) == b"old http://server-1"
+        first.expire_lease()
+        assert second.state.run("inbox_lease", *new.arguments) == b"new http://server-2"
         with closing(second.open(new)) as inbox:
             for change in (
                 lambda: zombie.add(sighting(block_image(2))),
