@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
+from typing import Any
 
 import pytest
 import uvicorn
@@ -140,8 +141,17 @@ def test_connections_without_a_request_are_closed_before_used_ones() -> None:
     asyncio.run(check())
 
 
-def test_a_server_that_stops_answers_the_first_request_of_a_new_connection() -> None:
+def test_a_server_that_stops_answers_the_first_request_of_a_new_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     async def check() -> None:
+        delayed, loop = list[Callable[[], object]](), asyncio.get_running_loop()
+        call_later = loop.call_later
+
+        def collect(seconds: float, call: Callable[..., object], *given: object, **more: Any) -> object:
+            if seconds == protocol.LAST_SECONDS:
+                return delayed.append(call)
+            return call_later(seconds, call, *given, **more)
+
+        monkeypatch.setattr(loop, "call_later", collect)
         app = App()
         app.go.set()
         async with running(app, limit=3) as server:
@@ -152,6 +162,9 @@ def test_a_server_that_stops_answers_the_first_request_of_a_new_connection() -> 
                 connection.shutdown()
             assert await used.ask(GET) == b""
             assert await new.ask(GET) == b"HTTP/1.1 200 OK"
+            assert len(delayed) == len(server.connections.open) == 2
+            for shutdown in delayed:  # LAST_SECONDS later
+                shutdown()
             assert await silent.read() == b""
 
     asyncio.run(check())
