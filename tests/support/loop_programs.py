@@ -2,9 +2,9 @@
 
 At the step that FAULT names, the process kills itself, or the process that FAULT_PID names. While the file that
 BROKEN_ENGINE names exists, the server computes no answers. The trainer pauses for SLOW seconds after every event, and
-while the file that HOLD names exists, or only from the end of the epoch on that this file contains. With NEXT_RELEASE,
-the program writes manifests with a newer minor format and an unknown field. Without these variables the programs are
-unchanged.
+while the file that HOLD names exists, or only from the end of the epoch on that this file contains. A call of Redis
+waits REDIS_SECONDS for its reply. With NEXT_RELEASE, the program writes manifests with a newer minor format and an
+unknown field. Without these variables the programs are unchanged.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from openworld.commands import train
 from openworld.environment import settings_from
 from service.routes import tasks as routes
 from tasks.images import FeatureCache, feature_cache
-from tasks.queue import TaskQueue
+from tasks.queue import TaskQueue, connection
 from tests.support.settings import learner_settings
 from tests.support.tiny_model import TINY_SETTINGS, recorded_tiny
 from trainer import context
@@ -98,6 +98,8 @@ def _run(program: str, data: Path, log: Path, environment: dict[str, str]) -> No
     os.environ.update(environment)
     if "FAULT" in environment:
         {"serve": _arm_server, "train": _arm_trainer}[program]()
+    if "REDIS_SECONDS" in environment:
+        connection.SOCKET_SECONDS = float(environment["REDIS_SECONDS"])
     if "NEXT_RELEASE" in environment:
         _write_manifests_of_the_next_release()
     sys.exit(main([program, "--data", str(data)]))

@@ -17,7 +17,8 @@ from tests.support.redis_servers import RedisServer
 from tests.support.servers import known_image, wait_until
 
 WAITING = 100  # requests that need Redis: more than there are threads
-SECONDS = 15.0  # for every other request: less than a call of a Redis that hangs
+SECONDS = 30.0  # for every other request
+HANGING_SECONDS = 300.0  # for a reply of Redis: longer than all other requests together
 
 
 @contextmanager
@@ -33,6 +34,7 @@ def hanging(redis: RedisServer) -> Iterator[None]:
 
 def test_a_server_answers_all_that_needs_no_redis(tmp_path: Path) -> None:
     with loop(tmp_path) as running:
+        running.settings["REDIS_SECONDS"] = str(HANGING_SECONDS)
         running.start("serve")
         limits = httpx.Limits(max_connections=2 * WAITING)
         with (
@@ -40,9 +42,9 @@ def test_a_server_answers_all_that_needs_no_redis(tmp_path: Path) -> None:
             httpx.Client(base_url=running.url, timeout=SECONDS, limits=limits) as http,
         ):
             with hanging(running.redis):
-                waiting = [clients.submit(http.get, "/tasks", timeout=60) for _ in range(WAITING)]
+                waiting = [clients.submit(http.get, "/tasks", timeout=HANGING_SECONDS) for _ in range(WAITING)]
                 # Calls beyond the limit are refused at once; the others wait for Redis.
-                wait_until(lambda: sum(one.done() for one in waiting) >= WAITING - 64)
+                wait_until(lambda: sum(one.done() for one in waiting) >= WAITING - 64, 60)
                 assert http.post("/predict", content=known_image("class 0")).status_code == 200
                 assert http.post("/predict?version=2", content=known_image("class 0")).status_code == 200
                 assert http.post("/explain", content=known_image("class 0")).status_code == 200
@@ -51,7 +53,7 @@ def test_a_server_answers_all_that_needs_no_redis(tmp_path: Path) -> None:
                 assert http.get("/versions").status_code == 200
                 assert http.post("/versions/2/activate").json()["serving"] == 2
                 VersionStore(running.data).activate(3, "operator", "another process")
-                wait_until(lambda: http.get("/readyz").json()["version"] == 3)
+                wait_until(lambda: http.get("/readyz").json()["version"] == 3, 60)
                 assert not all(one.done() for one in waiting)
             assert {one.result().status_code for one in waiting} == {200, 503}
             wait_until(lambda: http.get("/tasks").status_code == 200)
