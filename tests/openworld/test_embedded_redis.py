@@ -119,14 +119,18 @@ def test_damaged_data_stops_the_supervisor_with_the_reason(tmp_path: Path) -> No
 
 FULL_DISK = """\
 #!{python}
-import socket, sys, time
+import contextlib, pathlib, socket, sys
 listener = socket.socket(socket.AF_UNIX)
 listener.bind(sys.argv[sys.argv.index("--unixsocket") + 1])
 listener.listen()
+listener.settimeout(0.05)
 print("started", flush=True)
-connection, _ = listener.accept()
-connection.sendall(b"+PONG\\r\\n")
-time.sleep(0.3)
+full = pathlib.Path({full!r})
+while not full.exists():
+    with contextlib.suppress(OSError):
+        connection, _ = listener.accept()
+        connection.sendall(b"+PONG\\r\\n")
+full.unlink()
 sys.exit(1)
 """
 
@@ -135,11 +139,18 @@ def test_a_server_that_was_ready_is_restarted_after_exit_code_1(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Redis ends with it when it cannot write, for example to a full disk."""
-    program = tmp_path / "redis-server"
-    program.write_text(FULL_DISK.format(python=sys.executable))
+    program, full = tmp_path / "redis-server", tmp_path / "full"
+    program.write_text(FULL_DISK.format(python=sys.executable, full=str(full)))
     program.chmod(0o755)
     monkeypatch.setenv(REDIS_SERVER, str(program))
     lines: list[str] = []
+
+    class FullDisk(EmbeddedRedis):
+        """Its disk is full as soon as it is ready."""
+
+        async def ready(self) -> None:
+            await super().ready()
+            full.touch()
 
     def on_line(line: str) -> None:
         lines.append(line)
@@ -149,7 +160,7 @@ def test_a_server_that_was_ready_is_restarted_after_exit_code_1(
     with socket_path(tmp_path / "redis") as path:
 
         async def main() -> int:
-            return await Supervisor([[EmbeddedRedis(tmp_path / "redis", path, on_line, ())]], grace=5).run()
+            return await Supervisor([[FullDisk(tmp_path / "redis", path, on_line, ())]], grace=5).run()
 
         assert asyncio.run(asyncio.wait_for(main(), 60)) == 0
     assert lines == ["started", "started"]
