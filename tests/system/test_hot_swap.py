@@ -102,16 +102,18 @@ def test_20_swaps_under_32_clients_fail_no_request(server: RunningServer) -> Non
     assert server.metric("openworld_model_swaps_total") == 21
 
 
-def test_200_swaps_do_not_leak_memory(server: RunningServer) -> None:
+def test_240_swaps_do_not_leak_memory(server: RunningServer) -> None:
     memory = psutil.Process(server.process.pid).memory_info
-    after: dict[int, int] = {}
+    sizes: list[int] = []
     with httpx.Client(base_url=server.url, timeout=30) as http:
-        for swap in range(1, 201):
+        for swap in range(240):
             assert http.post(f"/versions/{(2, 3, 1)[swap % 3]}/activate").status_code == 200
             assert http.post("/predict", content=known_image("class 0")).status_code == 200
-            if swap in (20, 200):
-                after[swap] = memory().rss
-    assert after[200] <= 1.05 * after[20], {swap: size / 2**20 for swap, size in after.items()}
+            sizes.append(memory().rss)
+    # The size after one swap depends on what the allocator has returned: compare the extremes of many. 180 swaps are
+    # between the two, so that a leak of a version exceeds 5 %.
+    early, late = max(sizes[20:40]), min(sizes[220:])
+    assert late <= 1.05 * early, (early / 2**20, late / 2**20)
 
 
 def test_a_server_without_a_version_answers_novel_until_there_is_one(tmp_path: Path) -> None:
