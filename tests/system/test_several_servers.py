@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import time
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from models.files import sha256_bytes
 from models.storage import Storage, open_storage
 from openworld.check import check_folder
 from openworld.cli import main
+from service.shared.inbox import LEASE_SECONDS
 from tasks.queue import connect
 from tests.support.novelties import block_image
 from tests.support.object_stores import new_bucket
@@ -25,7 +25,7 @@ from tests.support.waiting import wait_until
 
 LABEL, PREDICT = "a-label-secret-of-the-tests-0123", "a-predict-secret-of-the-tests-01"
 KEYS = f"ann:predict+label+operate:{LABEL},robot:predict:{PREDICT}"
-TAKE_OVER_SECONDS = 10
+TAKE_OVER_SECONDS = 60  # at most the lease, and what a busy machine needs to read the rows
 
 
 @dataclass
@@ -157,7 +157,7 @@ def test_an_erasure_reaches_every_copy(fleet: Fleet) -> None:
     wait_until(lambda: not [found.key for found in fleet.storage.list("") if sha256 in found.key])
     with closing(connect(fleet.redis.url, decode=False)) as client:
         for key in client.scan_iter("*:recent:*"):
-            assert image not in client.get(key)
+            assert image not in (client.get(key) or b"")  # one may expire after it was listed
 
 
 def test_a_killed_owner_is_replaced_within_seconds_and_its_novelties_are_still_there(fleet: Fleet) -> None:
@@ -168,11 +168,12 @@ def test_a_killed_owner_is_replaced_within_seconds_and_its_novelties_are_still_t
     before = {sha256_bytes(novel_image(number)): 2 for number in (4, 5)}
     wait_until(lambda: before.items() <= listed(other).items())
     before = listed(other)
-    owner.stop(signal.SIGKILL)
-    killed = time.monotonic()
+    with closing(connect(fleet.redis.url)) as client:
+        [lease] = wait_until(lambda: list(client.scan_iter("*:inbox-owner")))
+        owner.stop(signal.SIGKILL)
+        assert client.pttl(lease) in (-2, *range(int(1000 * LEASE_SECONDS) + 1))  # -2: it has expired
     predict(other, novel_image(6))  # answers go on, and its record waits for the next owner
     wait_until(lambda: ask(other, "GET", "/novelties").status_code == 200, TAKE_OVER_SECONDS)
-    assert time.monotonic() - killed < TAKE_OVER_SECONDS
     wait_until(lambda: listed(other) == before | {sha256_bytes(novel_image(6)): 1})
     assert other.metric("openworld_inbox_missing") == 0
     assert check_folder(fleet.storage, None).problems == []
