@@ -54,7 +54,7 @@ def found(running: Loop, parts: list[bytes]) -> list[str]:
 def wait_until_gone(running: Loop, images: list[bytes]) -> None:
     kept = recorded_keep(running.data)
     vectors = feature_vectors(running.data, images) if kept == "statistics" else []
-    wait_until(lambda: found(running, [*images, *vectors]) == [], 15)
+    wait_until(lambda: found(running, [*images, *vectors]) == [], 60)
 
 
 def retried(running: Loop, id: str) -> httpx.Response:
