@@ -142,10 +142,14 @@ def test_a_retry_after_beyond_the_timeout_is_an_error_at_once(kind: str) -> None
     assert len(server.received) == 1
 
 
-def test_a_server_that_stays_busy_is_an_error_after_the_timeout(kind: str) -> None:
-    with ScriptedServer([busy(503, code="not_ready")] * 20) as server, pytest.raises(ApiError) as found:
-        call(kind, server.url, "predict", b"image", timeout=1)
+def test_a_server_that_stays_busy_is_an_error_after_the_timeout(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = ScriptedServer([busy(503, code="not_ready")] * 20)
+    # By the clock of the client, each answer takes 20 seconds.
+    monkeypatch.setattr(calls, "time", SimpleNamespace(monotonic=lambda: 20.0 * len(server.received)))
+    with server, pytest.raises(ApiError) as found:
+        call(kind, server.url, "predict", b"image", timeout=60)
     assert (found.value.status, found.value.code) == (503, "not_ready")
+    assert len(server.received) == 3
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 409, 413, 415, 422, 500, 504])
