@@ -276,15 +276,32 @@ def test_every_image_gets_its_own_answer(images: list[tuple[int, str]], max_batc
     asyncio.run(scenario())
 
 
+class HeldModel(EmptyModel):
+    """Decodes images that are not small once `go` is set."""
+
+    def __init__(self) -> None:
+        super().__init__(ImageLimits())
+        self.entered, self.go = asyncio.Event(), threading.Event()
+        self._loop = asyncio.get_running_loop()
+
+    def decode(self, data: bytes, small_only: bool = False) -> Array:
+        if not small_only:
+            self._loop.call_soon_threadsafe(self.entered.set)
+            assert self.go.wait(60)
+        return super().decode(data, small_only)
+
+
 def test_a_small_image_does_not_wait_for_a_large_one() -> None:
     large, small = png(7000, 7000), png(64, 64)
 
     async def decode_both() -> None:
+        model = HeldModel()
         async with running() as engine:  # with one thread that decodes
-            slow = asyncio.create_task(engine.decode(CLIENT, EmptyModel(ImageLimits()), large))
-            await asyncio.sleep(0)
-            await engine.decode(CLIENT, EmptyModel(ImageLimits()), small)
+            slow = asyncio.create_task(engine.decode(CLIENT, model, large))
+            await asyncio.wait_for(model.entered.wait(), 30)
+            await asyncio.wait_for(engine.decode(CLIENT, model, small), 30)
             assert not slow.done()
+            model.go.set()
             await slow
 
     asyncio.run(decode_both())
