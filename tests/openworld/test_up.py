@@ -73,8 +73,7 @@ class Running:
         return None
 
     def part(self, name: str) -> psutil.Process:
-        wait_until(lambda: self.pid_of(name) is not None)
-        return psutil.Process(self.pid_of(name))
+        return psutil.Process(wait_until(lambda: self.pid_of(name)))
 
     def kill(self, name: str) -> None:
         """Kill a child and wait for its replacement."""
