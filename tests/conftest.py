@@ -6,6 +6,7 @@ import pytest
 from deploy.fleet.object_store import environment_of
 from tests.support.object_stores import seaweedfs_of_this_run
 from tests.support.once_per_run import add_run_folder
+from tests.support.ports import use_own_ports
 
 # Settings that learn a task in seconds, on one thread.
 ENVIRONMENT = {
@@ -18,6 +19,7 @@ ENVIRONMENT = {
 
 def pytest_configure(config: pytest.Config) -> None:
     add_run_folder(config)
+    use_own_ports()
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import random
 import shutil
 import signal
 import socket
@@ -25,6 +27,10 @@ INSTALL = {
 }
 START_SECONDS = 60.0
 GRACE_SECONDS = 20.0  # from SIGTERM to SIGKILL
+# Below the ports of outgoing connections, and of programs that listen on port 0: none of these takes a port of
+# `free_ports` before its program listens on it.
+PORTS = range(20_000, 30_000)
+_places = itertools.count(random.randrange(len(PORTS)))  # in PORTS: the next port to look at
 
 
 class FleetError(Exception):
@@ -71,11 +77,20 @@ def missing_programs() -> list[str]:
 
 
 def free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
+    """Ports that no program listens on; other ones in each call."""
+    looked_at = (PORTS[place % len(PORTS)] for place in itertools.islice(_places, len(PORTS)))
+    found = list(itertools.islice(filter(_is_free, looked_at), count))
+    if len(found) < count:
+        raise FleetError(f"fewer than {count} of the ports {PORTS[0]} to {PORTS[-1]} are free: end other programs")
+    return found
+
+
+def _is_free(port: int) -> bool:
+    try:
+        socket.create_server(("127.0.0.1", port)).close()
+    except OSError:
+        return False
+    return True
 
 
 def start_process(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
@@ -50,3 +51,11 @@ def test_prometheus_scrapes_all_servers_and_trainers_with_the_rules_of_compose()
     assert targets["openworld-server"] == ["127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"]
     assert targets["openworld-trainer"] == ["127.0.0.1:4", "127.0.0.1:5"]
     assert config["rule_files"] == [str(PROMETHEUS / "rules" / "*.rules.yml")]
+
+
+def test_a_port_is_given_once_and_only_if_no_program_listens_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(programs, "PORTS", [first := programs.free_ports(1)[0], *programs.free_ports(2)])
+    with socket.create_server(("127.0.0.1", first)):
+        assert set(programs.free_ports(1) + programs.free_ports(1)) == set(programs.PORTS[1:])
+        with pytest.raises(FleetError, match="fewer than 3 of the ports"):
+            programs.free_ports(3)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 
 from tests.support.browsers import chromium
 from tests.support.paths import ROOT
+from tests.support.ports import accepts_connections, free_port
 from tests.support.servers import RunningServer, known_image, learned_folder, running_server, wait_until
 
 NGINX = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
@@ -50,9 +50,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
 def proxy(server: RunningServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of nginx, as a browser sees it."""
     folder = tmp_path_factory.mktemp("nginx")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     certificate(folder)
     page = (ROOT / "docs" / "security.md").read_text()
     (shown,) = re.findall(r"^```nginx\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
@@ -68,7 +66,7 @@ def proxy(server: RunningServer, tmp_path_factory: pytest.TempPathFactory) -> It
     assert NGINX is not None
     running = subprocess.Popen([NGINX, "-p", str(folder), "-c", str(folder / "nginx.conf")])
     try:
-        wait_until(lambda: answers(port) or running.poll() is not None)
+        wait_until(lambda: accepts_connections(port) or running.poll() is not None)
         assert running.poll() is None, (folder / "error.log").read_text()
         yield f"https://{HOST}:{port}"
     finally:
@@ -81,11 +79,6 @@ def certificate(folder: Path) -> None:
     options = ["-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", f"/CN={HOST}"]
     files = ["-keyout", str(folder / "tls.key"), "-out", str(folder / "tls.pem")]
     subprocess.run([OPENSSL, "req", "-x509", *options, *files], check=True, capture_output=True)
-
-
-def answers(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def ask(proxy: str, method: str, path: str, **arguments: Any) -> httpx.Response:
