@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, rendezvous  # type: ignore[attr-defined]
 
-from models.errors import BackboneError
+from models.errors import BackboneError, OpenWorldError
 from models.network.adapted_blocks import TaskTensors
 from models.storage import Storage
 from models.versions.store import VersionStore
@@ -44,6 +44,10 @@ END = "end"  # in place of a training: rank 0 ends
 
 Plan = dict[str, Any]  # of a training: number, backbone, graphs, seed
 Open = Callable[[Plan], ForwardPasses]
+
+
+class UnknownJob(OpenWorldError):
+    """Rank 0 has sent a job that this release cannot compute."""
 
 
 def run(open_passes: Open) -> None:
@@ -117,7 +121,9 @@ def compute(passes: ForwardPasses, job: Job) -> Tensors:
     if job.kind == "task features":
         task = TaskTensors(*(tensors[name] for name in TaskTensors._fields))
         return {"features": torch.from_numpy(passes.task_features(tensors["tokens"], task))}
-    return _gradient(passes, {**tensors}, values)
+    if job.kind == "gradient":
+        return _gradient(passes, {**tensors}, values)
+    raise UnknownJob(f"unknown kind of job {job.kind!r}: run all processes of a training with the same release")
 
 
 def _gradient(passes: ForwardPasses, parameters: Tensors, values: Mapping[str, Any]) -> Tensors:

@@ -15,13 +15,15 @@ from models.inference.answer import answer
 from models.inference.stored_model import model_tensors
 from tests.support.paths import ROOT
 from tests.support.tiny_helper import COMMAND
-from tests.support.tiny_model import TinyImages, class_tasks, features_of, learn_tasks, tiny_learner
+from tests.support.tiny_model import TinyImages, class_tasks, features_of, learn_tasks, tiny_backbone, tiny_learner
 from trainer.helpers import group
 from trainer.helpers.group import HelperLost, Helpers
+from trainer.helpers.helper import UnknownJob, compute
 from trainer.helpers.messages import Message
-from trainer.learning.forward_passes import CHUNK
+from trainer.learning.forward_passes import CHUNK, ForwardPasses
 from trainer.learning.learner import Learned
 from trainer.learning.methods.shards import SHARD
+from trainer.learning.processes import Job
 
 PLAN = {"blocks": 2, "seed": 0}
 TASKS = class_tasks([3, 2], images=40)
@@ -105,6 +107,11 @@ def test_a_helper_that_cannot_open_the_backbone_is_named_with_its_reason(helpers
         helpers.training({"seed": 0}, "cpu"),
     ):
         pytest.fail("the training began")
+
+
+def test_a_job_of_an_unknown_kind_is_an_error() -> None:
+    with pytest.raises(UnknownJob, match="unknown kind of job 'hessian': run all processes of a training with the"):
+        compute(ForwardPasses(tiny_backbone(2), 0), Job("hessian", {}, {}))
 
 
 def test_a_helper_that_dies_fails_the_training_at_once_and_the_next_one_has_a_new_helper(
