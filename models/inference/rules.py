@@ -74,7 +74,7 @@ class Rule:
         known = (*TERMS, LOGIT)
         unknown = set(data["weights"]) - set(known)
         if unknown:
-            raise ValueError(f"unknown evidence {', '.join(sorted(unknown))}; this release knows {', '.join(known)}")
+            raise ValueError(f"unknown evidence {', '.join(sorted(unknown))}; this release supports {', '.join(known)}")
         cascade = Cascade.from_dict(data["cascade"]) if data.get("cascade") else None
         rotations = int(data.get("rotations", 1))
         return cls(

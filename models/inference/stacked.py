@@ -193,9 +193,9 @@ class _Stack(NamedTuple):
     def scores(self, features: Array) -> tuple[Floats, Floats, Floats, Floats]:
         """Class logits (n, D), `ood` logits (n, G), distances and cosines (n, D) for features (G, n, d)."""
         x: Array = features - self.gaussians.centre
-        said: Array = x @ self.heads.transpose(0, 2, 1)
+        logits: Array = x @ self.heads.transpose(0, 2, 1)
         return (
-            self.gaussians.flat(said[..., :-1]) + self.bias,
-            said[..., -1].T + self.ood_bias,
+            self.gaussians.flat(logits[..., :-1]) + self.bias,
+            logits[..., -1].T + self.ood_bias,
             *self.gaussians.scores(x),
         )

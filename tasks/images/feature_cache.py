@@ -116,7 +116,7 @@ class FeatureCache:
             with path.open("rb") as file:
                 size = os.fstat(file.fileno()).st_size
                 # A mapping keeps a file descriptor, and processes may have 1024 of them: small files are read.
-                # Private: torch wants memory that may be written.
+                # Private: torch requires writable memory.
                 mapped = size > READ_BYTES
                 data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) if mapped else bytearray(file.read())
             records, end = unpacked(data)

@@ -76,7 +76,7 @@ class FeatureStore:
         if end < len(data) or not records:
             raise StoreError(f"features of image {sha256} are damaged: restore a backup, or erase the image")
         found = records.get(digest_of(_kind(view)))
-        return None if found is None else found.copy()  # torch wants memory that may be written
+        return None if found is None else found.copy()  # torch requires writable memory
 
     def find(self, sha256: str) -> StoredImage | None:
         """Size and time of an image's features; None if it has none."""

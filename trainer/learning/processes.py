@@ -15,7 +15,7 @@ Tensors = dict[str, Tensor]
 
 
 class Job(NamedTuple):
-    """One part of the work, for a process that knows the backbone only."""
+    """One part of the work, for a process that has only the backbone."""
 
     kind: str
     values: dict[str, Any]  # as JSON

@@ -75,7 +75,7 @@ def test_extreme_evidence_stays_finite_and_ordered() -> None:
 
 
 def test_unknown_evidence_is_named_with_what_is_known() -> None:
-    with pytest.raises(ValueError, match="unknown evidence magic; this release knows probability, coefficient"):
+    with pytest.raises(ValueError, match="unknown evidence magic; this release supports probability, coefficient"):
         Rule.from_dict({"name": "x", "weights": {"magic": 1.0}, "scales": [], "shifts": []})
 
 

@@ -125,7 +125,7 @@ def test_count_and_bytes_and_rate_are_bounded(new_server: NewServer) -> None:
     assert {image.sha256 for image in server.images} == set(server.counts()), "images without a novelty are removed"
 
 
-def test_a_stream_that_nobody_reads_is_bounded(new_server: NewServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unread_stream_is_bounded(new_server: NewServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inbox_sink, "MAX_WAITING", 2)
     server = new_server(start=False)
     reasons = [server.sink.add(sighting(block_image(number))).reason for number in range(4)]
