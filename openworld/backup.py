@@ -36,6 +36,7 @@ from models.versions.keep import Keep, recorded_keep
 from models.versions.pruning import LOCK as PRUNE_LOCK
 from models.versions.store import VersionStore
 from service.inbox.snapshot import copy_database, novelty_sizes
+from service.key_store import SHARED_COPY
 from service.shared import inbox_seconds, novelty_rows
 from tasks.images import FeatureStore, ImageStore, erased_images, record_erasure
 from tasks.images.erasures import LOG as ERASURES
@@ -46,7 +47,7 @@ MANIFEST, DATA, QUEUE, SHARED_INBOX = "backup.json", "data", "queue.json", "inbo
 NOVELTIES = "novelties"  # the images of the shared inbox
 INBOX = "inbox/inbox.sqlite3"
 # Copied in their own way, or not at all: a restored folder is another folder, with an id of its own.
-OWN_WAY = frozenset({"CURRENT", ERASURES, "ID", "shared-keys.json"})
+OWN_WAY = frozenset({"CURRENT", ERASURES, "ID", SHARED_COPY})
 
 
 class BackupManifest(BaseModel):
