@@ -38,13 +38,12 @@ from models.versions.store import VersionStore
 from service.inbox.snapshot import copy_database, novelty_sizes
 from service.key_store import SHARED_COPY
 from service.shared import inbox_seconds, novelty_rows
-from tasks.images import FeatureStore, ImageStore, erased_images, record_erasure
+from tasks.images import NOVELTIES, FeatureStore, ImageStore, erased_images, record_erasure
 from tasks.images.erasures import LOG as ERASURES
 from tasks.images.feature_store import feature_key
 from tasks.queue import TaskQueue
 
 MANIFEST, DATA, QUEUE, SHARED_INBOX = "backup.json", "data", "queue.json", "inbox.json"
-NOVELTIES = "novelties"  # the images of the shared inbox
 INBOX = "inbox/inbox.sqlite3"
 # Copied in their own way, or not at all: a restored folder is another folder, with an id of its own.
 OWN_WAY = frozenset({"CURRENT", ERASURES, "ID", SHARED_COPY})
@@ -216,7 +215,7 @@ def _copy_inbox(root: Path, data: Path) -> dict[str, str]:
 def _erase(data: Path, erased: set[str], source: Path) -> list[str]:
     """Remove erased images from a copied folder, unless they were submitted again; returns their places."""
     places = []
-    for folder in ("", f"{NOVELTIES}/"):
+    for folder in ("", NOVELTIES):
         images, again = ImageStore(data / folder), ImageStore(source / folder)
         gone = [sha256 for sha256 in erased if sha256 in images and (source == data or sha256 not in again)]
         places += [f"{folder}images/{sha256[:2]}/{sha256}" for sha256 in gone]

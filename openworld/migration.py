@@ -32,9 +32,8 @@ from models.versions.pruning import MARKS
 from models.versions.reader import CURRENT, GRAPHS, REJECTED, VERSIONS, version_number
 from tasks.images.erasures import LOG, entry_key, erased_images, erasures
 from tasks.images.feature_store import FeatureStore
-from tasks.images.store import ImageStore
+from tasks.images.store import NOVELTIES, ImageStore
 
-NOVELTIES = "novelties/"  # the images of the inbox that servers share; its rows are in Redis, under the same id
 NOVEL_IMAGES = f"{NOVELTIES}images/"
 THREADS = 8  # a store answers several requests at a time
 CHUNK = 256

@@ -26,7 +26,7 @@ from service.inference.recorder import Recorder
 from service.inference.servable import ServableModel
 from service.settings import ServiceSettings
 from service.shared import InboxOwner, InboxSink, Lease, RedisState, SharedInbox
-from tasks.images import ImageStore, erased_at
+from tasks.images import NOVELTIES, ImageStore, erased_at
 
 DAYS, DAYS_WITHOUT_IMAGES = 30.0, 1.0  # that a novel image is kept by default
 COUNT_SECONDS = 0.25  # that /metrics waits for the inbox; then the last known numbers stand
@@ -63,7 +63,7 @@ class InboxAccess:
         self._scaled: tuple[ServableModel, EmbeddingScale | None] = (active_version.model, None)
         self.inbox: Inbox | None = None
         # The shared images are apart from those of a server's own inbox, which may still exist and is in its folder.
-        self.images = ImageStore(storage.root / "inbox") if shared is None else ImageStore(storage, "novelties/")
+        self.images = ImageStore(storage.root / "inbox") if shared is None else ImageStore(storage, NOVELTIES)
         self._sink = None if shared is None else InboxSink(shared, self.images, self._limits, image_limits)
         self._owner: InboxOwner | None = None
         self._opening: asyncio.Task[None] | None = None

@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
     # Imported here: other commands need neither torch nor the inbox.
     from service.audit import AuditLog
     from service.inbox import Inbox, InboxInUse
-    from tasks.images import ImageStore
+    from tasks.images import NOVELTIES, ImageStore
     from trainer.conversion import convert
 
     storage = settings.open_storage()
@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
         # The mode of the settings is what the folder is to become, or nothing.
         converted = convert(storage, arguments.keep, learner.model_copy(update={"keep": None}), unfinished, done)
         novelties.delete(converted.discarded)
-        ImageStore(storage, "novelties/").remove(*converted.discarded)
+        ImageStore(storage, NOVELTIES).remove(*converted.discarded)
     AuditLog(settings.data).record_command("folder.convert", arguments.keep, images=len(converted.discarded))
     print(
         f"{storage.location('')} keeps {arguments.keep}"

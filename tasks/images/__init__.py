@@ -15,4 +15,4 @@ from tasks.images.erasures import (
 from tasks.images.feature_cache import FeatureCache, cache_files, erase_cached
 from tasks.images.feature_store import FeatureStore, KeptFeatures
 from tasks.images.retention import Expired, ImageReferences, Retention
-from tasks.images.store import ImageStore, StoredImage
+from tasks.images.store import NOVELTIES, ImageStore, StoredImage

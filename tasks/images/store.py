@@ -16,6 +16,7 @@ from models.errors import StoreError
 from models.files import sha256_bytes
 from models.storage import DataFolder, storage_of
 
+NOVELTIES = "novelties/"  # prefix of the images of the inbox that servers share; its rows are in Redis
 PARALLEL_WRITES = 16
 LISTED_FROM = 100  # images that are looked for at a time
 _SHA256 = re.compile(r"[0-9a-f]{64}")  # only such a key may become part of a path
