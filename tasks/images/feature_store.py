@@ -12,18 +12,15 @@ from __future__ import annotations
 import re
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import islice
 
 import numpy as np
 
 from models.errors import StoreError
 from models.storage import DataFolder, storage_of
 from tasks.images.feature_records import Record, digest_of, packed, unpacked
-from tasks.images.store import ImageStore, StoredImage
+from tasks.images.store import PARALLEL_REQUESTS, ImageStore, StoredImage, check_sha256, is_sha256, put_each
 
 FOLDER = "features/"
-PARALLEL_REQUESTS = 16
-_SHA256 = re.compile(r"[0-9a-f]{64}")  # only such a key may become part of a path
 # Not `<sha256>` alone: the storage takes such a name for the hash of the value.
 _KEY = re.compile(rf"{FOLDER}[0-9a-f]{{2}}/([0-9a-f]{{64}})-tokens")
 
@@ -47,10 +44,7 @@ class FeatureStore:
 
     def put_all(self, images: Iterable[tuple[str, Mapping[int, Record]]]) -> None:
         """Store the tokens of several images; an object store gets several of them at a time."""
-        unread = iter(images)
-        with ThreadPoolExecutor(PARALLEL_REQUESTS if self.remote else 1) as threads:
-            while part := list(islice(unread, PARALLEL_REQUESTS)):  # not all of them are in memory
-                list(threads.map(lambda one: self.put(*one), part))
+        put_each(self._storage, lambda one: self.put(*one), images)
 
     @property
     def remote(self) -> bool:
@@ -80,7 +74,7 @@ class FeatureStore:
 
     def find(self, sha256: str) -> StoredImage | None:
         """Size and time of an image's features; None if it has none."""
-        found = self._storage.find(feature_key(sha256)) if _SHA256.fullmatch(sha256) else None
+        found = self._storage.find(feature_key(sha256)) if is_sha256(sha256) else None
         return StoredImage(sha256, found.size, found.time) if found else None
 
     def __contains__(self, sha256: object) -> bool:
@@ -118,6 +112,5 @@ def _kind(view: int) -> str:
 
 
 def feature_key(sha256: str) -> str:
-    if not _SHA256.fullmatch(sha256):
-        raise StoreError(f"{sha256[:80]!r} is not the sha256 of an image: expected 64 lower-case hex digits")
+    check_sha256(sha256)
     return f"{FOLDER}{sha256[:2]}/{sha256}-tokens"

@@ -5,21 +5,22 @@ When `put` returns, the image survives a power cut. `read` never returns bytes o
 
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from models.errors import StoreError
 from models.files import sha256_bytes
-from models.storage import DataFolder, storage_of
+from models.storage import DataFolder, Storage, storage_of
 
 NOVELTIES = "novelties/"  # prefix of the images of the inbox that servers share; its rows are in Redis
-PARALLEL_WRITES = 16
+PARALLEL_REQUESTS = 16  # to an object store
 LISTED_FROM = 100  # images that are looked for at a time
-_SHA256 = re.compile(r"[0-9a-f]{64}")  # only such a key may become part of a path
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+T = TypeVar("T")
 
 
 class StoredImage(NamedTuple):
@@ -58,14 +59,7 @@ class ImageStore:
 
     def put_all(self, images: Iterable[bytes]) -> None:
         """Store several images; an object store gets several of them at a time."""
-        if not self._storage.shared:
-            for data in images:
-                self.put(data)
-            return
-        unread = iter(images)
-        with ThreadPoolExecutor(PARALLEL_WRITES) as threads:
-            while part := list(islice(unread, PARALLEL_WRITES)):  # not all of them are in memory
-                list(threads.map(self.put, part))
+        put_each(self._storage, self.put, images)
 
     def read(self, sha: str) -> bytes:
         """Return the verified bytes of an image; `StoreError` when they are missing or have changed."""
@@ -89,27 +83,23 @@ class ImageStore:
         if self._storage.shared and len(shas) > LISTED_FROM:
             wanted = set(shas)
             return {image.sha256: image for image in self if image.sha256 in wanted}
-        found = (self.find(sha) for sha in shas if _SHA256.fullmatch(sha))
+        found = (self.find(sha) for sha in shas if is_sha256(sha))
         return {image.sha256: image for image in found if image is not None}
 
     def __contains__(self, sha: object) -> bool:
-        return (
-            isinstance(sha, str)
-            and _SHA256.fullmatch(sha) is not None
-            and self._storage.find(self._key(sha)) is not None
-        )
+        return isinstance(sha, str) and is_sha256(sha) and self._storage.find(self._key(sha)) is not None
 
     def keys(self) -> set[str]:
         """The sha256 of every image in a local folder. Faster than to look for thousands of them one by one."""
         folder = self._storage.local_path(f"{self._prefix}images")
         with suppress(FileNotFoundError):
-            return {name for part in os.listdir(folder) for name in _listed(folder / part) if _SHA256.fullmatch(name)}
+            return {name for part in os.listdir(folder) for name in _listed(folder / part) if is_sha256(name)}
         return set()
 
     def __iter__(self) -> Iterator[StoredImage]:
         for found in self._storage.list(f"{self._prefix}images/"):
             sha = found.key.rpartition("/")[2]
-            if _SHA256.fullmatch(sha):
+            if is_sha256(sha):
                 yield StoredImage(sha, found.size, found.time)
 
     def erase(self, images: Iterable[StoredImage]) -> list[StoredImage]:
@@ -133,9 +123,30 @@ class ImageStore:
             raise StoreError(f"images cannot be removed ({error}): check the rights of the data folder") from error
 
     def _key(self, sha: str) -> str:
-        if not _SHA256.fullmatch(sha):
-            raise StoreError(f"{sha[:80]!r} is not the sha256 of an image: expected 64 lower-case hex digits")
+        check_sha256(sha)
         return f"{self._prefix}images/{sha[:2]}/{sha}"
+
+
+def is_sha256(text: str) -> bool:
+    return _SHA256.fullmatch(text) is not None
+
+
+def check_sha256(text: str) -> None:
+    """StoreError unless it is the sha256 of an image: only such a text may become part of a path."""
+    if not is_sha256(text):
+        raise StoreError(f"{text[:80]!r} is not the sha256 of an image: expected 64 lower-case hex digits")
+
+
+def put_each(storage: Storage, put: Callable[[T], object], values: Iterable[T]) -> None:
+    """Call `put` for each value; an object store gets several of them at a time. Not all values are in memory."""
+    if not storage.shared:
+        for value in values:
+            put(value)
+        return
+    unread = iter(values)
+    with ThreadPoolExecutor(PARALLEL_REQUESTS) as threads:
+        while part := list(islice(unread, PARALLEL_REQUESTS)):
+            list(threads.map(put, part))
 
 
 def _listed(folder: Path) -> list[str]:
