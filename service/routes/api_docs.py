@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import fastapi_offline
 from fastapi import APIRouter, Request, Response
 from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.responses import HTMLResponse
 from fastapi.staticfiles import StaticFiles
-from swagger_ui_bundle import swagger_ui_path
 
 router = APIRouter()
 
-_assets = StaticFiles(directory=swagger_ui_path)
+_assets = StaticFiles(directory=Path(fastapi_offline.__file__).with_name("static"))
 
 
 @router.get("/docs", include_in_schema=False)
@@ -20,7 +22,7 @@ async def docs() -> HTMLResponse:
         title="openworld",
         swagger_js_url="/docs/assets/swagger-ui-bundle.js",
         swagger_css_url="/docs/assets/swagger-ui.css",
-        swagger_favicon_url="/docs/assets/favicon-32x32.png",
+        swagger_favicon_url="/docs/assets/favicon.png",
     )
 
 
