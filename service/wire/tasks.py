@@ -19,12 +19,12 @@ class TaskProgress(BaseModel):
 
     model_config = ConfigDict(from_attributes=True)
 
-    phase: str
+    phase: str = Field(description="the last one, if the task has ended")
     epoch: int = 0
     epochs: int = 0
     loss: float | None = None
-    progress: float = Field(0.0, description="of the whole task, 0 to 1")
-    seconds_left: float | None = None
+    progress: float = Field(0.0, description="of the whole task, 0 to 1; 1 if it was published or rejected")
+    seconds_left: float | None = Field(None, description="null if it cannot be estimated, or the task has ended")
     losses: tuple[float, ...] = Field((), description="the losses so far, at most 200 points")
 
 

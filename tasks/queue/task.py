@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Literal, Self, get_args
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, NonNegativeInt, field_validator
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, NonNegativeInt, ValidationInfo, field_validator
 from pydantic_core import to_json
 
 from models.versions.manifest import Sha256, TaskId
@@ -66,11 +66,21 @@ class _TaskBase(BaseModel):
     warnings: tuple[str, ...] = ()  # of its last submission
     attempts: NonNegativeInt = 0  # leases so far; not those that were handed back or advanced the checkpoint
     cancel_requested: bool = False  # a worker holds the task and will end it soon
-    progress: TaskProgress | None = None
+    progress: TaskProgress | None = None  # as last reported; see `_without_remaining_work`
     provisional: int | None = None  # the version that answers with its classes before it is learned
     version: int | None = None
     reason: str | None = None  # of the rejection, failure or cancellation; of a queued task: of its last failed attempt
     result: dict[str, Any] | None = None  # metrics of the gate
+
+    @field_validator("progress")
+    @classmethod
+    def _without_remaining_work(cls, value: TaskProgress | None, info: ValidationInfo) -> TaskProgress | None:
+        """Workers report their progress at intervals, so the last report of an ended task precedes its end."""
+        state = info.data.get("state")
+        if value is None or state not in ENDED:
+            return value
+        learned = {"progress": 1.0} if state in ("published", "rejected") else {}
+        return value.model_copy(update={"seconds_left": None, **learned})
 
     @property
     def ended(self) -> bool:

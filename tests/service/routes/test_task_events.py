@@ -133,5 +133,7 @@ def test_every_change_of_a_task_is_an_event(idle: Loop, task_id: str) -> None:
         httpx.post(f"{idle.url}/tasks/{task_id}/retry", timeout=30).raise_for_status()
         assert not json.loads(stream.next()["data"])["cancel_requested"]
         lease.reject("forgot too much")
-        assert stream.next()["event"] == "rejected"
+        last = stream.next()
+        assert last["event"] == "rejected"
+        assert json.loads(last["data"])["progress"]["progress"] == 1  # the last report was 0.5
     assert httpx.get(f"{idle.url}/tasks/unknown/events", timeout=30).json()["code"] == "unknown_task"

@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from tasks.errors import LeaseLost
-from tasks.queue import Lease, TaskProgress
+from tasks.queue import Lease, Task, TaskProgress
 from tasks.queue import queue as queue_module
 from tasks.queue.queue import GROUP, TaskQueue
 from tests.support.redis_servers import (
@@ -94,6 +94,23 @@ def test_a_published_task_keeps_version_metrics_and_loss_curve(queue: TaskQueue)
     assert task.progress
     assert task.progress.losses == (0.5,)
     assert queue.get(task.id) == task
+
+
+def test_an_ended_task_has_no_seconds_left_and_a_learned_one_is_complete(queue: TaskQueue) -> None:
+    ends: dict[str, Callable[[Lease], Task]] = {
+        "published": lambda lease: lease.publish(7, {}),
+        "rejected": lambda lease: lease.reject("forgot the cats", {}),
+        "failed": lambda lease: lease.fail("a bad batch", retry=False),
+    }
+    for state, end in ends.items():
+        id = queue.submit(make_task(state)).task.id
+        lease = claim_next(queue)
+        lease.progress(TaskProgress(phase="evaluating", progress=0.25, seconds_left=0.5, losses=(0.5,)), "evaluating")
+        assert end(lease).state == state
+        for found in (queue.get(id), queue.summary(id)):
+            assert found.progress
+            assert (found.progress.seconds_left, found.progress.losses) == (None, (0.5,))
+            assert found.progress.progress == (0.25 if state == "failed" else 1)
 
 
 def test_a_rejected_task_has_its_reason(queue: TaskQueue) -> None:
