@@ -70,7 +70,7 @@ class ReceivedBatch:
                 try:
                     check.add(label, id, partial(self._read_by_id, id, copies))
                 except LookupError as error:
-                    check.problem(str(error))
+                    check.problem(str(error), label)
 
     def _read_by_id(self, id: str, copies: dict[str, SpooledPart]) -> bytes:
         """Find an image once and copy it: the inbox or the recent predictions may drop it before it is read again."""

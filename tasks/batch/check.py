@@ -113,13 +113,16 @@ class BatchCheck:
         self._invalid: dict[str, str] = {}  # sha256 -> why the image cannot be decoded
         self._usable: Counter[str] = Counter()  # images per class, skipped ones included
         self._unreadable: Counter[str] = Counter()
+        self._reported: set[str] = set()  # classes of images that the caller reported as a problem
         self._images = self._bytes = self._accepted_bytes = self._duplicates = 0
         self._problems: list[str] = []
         self._read_problems: list[str] = []
 
-    def problem(self, line: str) -> None:
-        """Add a problem that the caller found."""
+    def problem(self, line: str, label: str | None = None) -> None:
+        """Add a problem that the caller found; `label` is the class of the image that is missing because of it."""
         self._problems.append(line)
+        if label is not None:
+            self._reported.add(canonical(label))
 
     def declare(self, label: str) -> None:
         """Add a class; without images it is reported as empty."""
@@ -204,7 +207,7 @@ class BatchCheck:
     def _count_problems(self) -> list[str]:
         problems = []
         for name in dict.fromkeys(canonical(label) for label in self._labels):
-            if self._usable[name]:
+            if self._usable[name] or name in self._reported:
                 continue
             state = "has no image that can be read" if self._unreadable[name] else "is empty"
             problems.append(f"class {quoted(name)} {state}: add images, or remove the class")
