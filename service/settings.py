@@ -97,7 +97,9 @@ class ServiceSettings(ProgramSettings):
         1024 * MIB, ge=MIB, description="bytes of decoded images in memory at once, over all threads; more wait"
     )
     request_timeout: float = Field(10, gt=0, description="seconds per request, unless X-Request-Timeout says otherwise")
-    max_request_timeout: float = Field(60, gt=0, description="largest X-Request-Timeout that is accepted, in seconds")
+    max_request_timeout: float = Field(
+        60, gt=0, description="longest deadline in seconds; a larger X-Request-Timeout is reduced to it"
+    )
 
     poll_seconds: float = Field(5, gt=0, description="interval between checks for a new version without a notice")
     drain_seconds: float = Field(1, ge=0, description="seconds to answer as not ready before listening ends")

@@ -28,7 +28,13 @@ router = APIRouter(tags=["robots"])
 VersionQuery = Annotated[int | None, Query(ge=1, le=10**12, description="answer with this version")]
 TimeoutHeader = Annotated[
     float | None,
-    Header(alias="X-Request-Timeout", gt=0, le=10**6, allow_inf_nan=False, description="seconds until the deadline"),
+    Header(
+        alias="X-Request-Timeout",
+        gt=0,
+        le=10**6,
+        allow_inf_nan=False,
+        description="seconds until the deadline; reduced to the longest deadline of the server, 60 by default",
+    ),
 ]
 
 FORM = {
