@@ -94,6 +94,7 @@ def drop_pending(
         before = parent.manifest
         if before is None or not before.is_pending(task_id):
             return None
+        note = note_of(parent, task_id)
         learned = _learned(context, parent)
         left = stage(context, parent, learned, parent.samples, parent.pending_without(task_id))
         heads, stored = new_tensors(learned)
@@ -114,7 +115,7 @@ def drop_pending(
                 "refined_rule": None,
                 **left.fields,
                 "files": stored,
-                "metrics": {**before.metrics, "advice": None, "images": 0, "images_per_class": {}},
+                "metrics": {**before.metrics, "advice": None, "images": 0, "images_per_class": {}, "edit": note},
                 "created": datetime.now(UTC),
                 "version": 0,
             }
@@ -127,7 +128,7 @@ def drop_pending(
             manifest = context.store.publish(manifest, {**heads, **left.tensors}, samples, reason=why)
         except StaleParent:
             continue
-        dropped = Dropped(task_id, manifest.version, note_of(parent, task_id))
+        dropped = Dropped(task_id, manifest.version, note)
         log.warning("%s, and %s", why, dropped.note)
         context.discard(parent.samples.pending[task_id])
         return dropped

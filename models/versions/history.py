@@ -12,11 +12,11 @@ from models.versions.store import VersionStore
 
 
 def history(store: VersionStore, current: int | None) -> Iterator[dict[str, Any]]:
-    """Every version on disk, oldest first, with the classes that it added to its parent; or why it is damaged.
+    """Every version on disk, oldest first, with the classes that it added; or why it is damaged.
 
     `discarded` says why the contents of a version are removed.
     """
-    known: dict[int, set[str]] = {}
+    known: dict[int, Manifest] = {}
     keep, promoted = recorded_keep(store.storage), store.current_or_logged()
     for n in store.versions():
         try:
@@ -24,19 +24,33 @@ def history(store: VersionStore, current: int | None) -> Iterator[dict[str, Any]
         except CorruptVersion as error:
             yield {"version": n, "current": n == current, "damaged": str(error)}
             continue
-        known[n] = set(manifest.classes)
+        known[n] = manifest
         discarded = why_discarded(keep, manifest, promoted)
-        before = known.get(manifest.parent, set()) if manifest.parent is not None else set()
         yield {
             **summary(manifest),
             "tasks": manifest.tasks,
             "version": n,
             "current": n == current,
             "parent": manifest.parent,
-            "added": [name for name in manifest.classes if name not in before],
-            "classes": len(known[n]),
+            "added": _added(manifest, known.get(manifest.parent or 0)),
+            "classes": len(manifest.classes),
             **({"discarded": discarded} if discarded else {}),
         }
+
+
+def _added(manifest: Manifest, parent: Manifest | None) -> list[str]:
+    """Classes that the version is the first to have learned, or the first to answer with before they are learned.
+
+    Compared by id: a renamed class is not added. A parent may be removed.
+    """
+    if parent is None and manifest.parent is not None:
+        return [name for name, id in manifest.id_of.items() if id.startswith(f"{manifest.task_id}.")]
+    if parent is not None and not manifest.is_pending(manifest.task_id) and parent.is_pending(manifest.task_id):
+        before = {id for ids in parent.class_ids[: parent.learned_tasks] for id in ids}
+        candidates = {id for ids in manifest.class_ids[: manifest.learned_tasks] for id in ids}
+    else:
+        before, candidates = set(parent.id_of.values()) if parent else set(), set(manifest.id_of.values())
+    return [name for name, id in manifest.id_of.items() if id in candidates - before]
 
 
 def summary(manifest: Manifest) -> dict[str, Any]:
@@ -48,6 +62,7 @@ def summary(manifest: Manifest) -> dict[str, Any]:
         "stage": manifest.stage,
         "pending": [one.task_id for one in manifest.pending],
         "learned": metrics.get("images_per_class", {}),
+        "edit": metrics.get("edit"),
         "accuracy": metrics.get("accuracy"),
         "novelty_auc": metrics.get("novelty_auc"),
         "threshold": manifest.threshold,

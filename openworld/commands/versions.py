@@ -37,7 +37,7 @@ versions are listed from a data folder only; a service lists them as tasks: GET 
 Accuracy (over all classes) and novelty AUC are estimates for fresh images: they are measured on images left out of the
 training, and on simulated novelty.
 """
-COLUMNS = ["", "version ", "parent ", "created", "learned", "classes ", "accuracy ", "novelty AUC ", "capacity "]
+COLUMNS = ["", "version ", "parent ", "created", "change", "classes ", "accuracy ", "novelty AUC ", "capacity "]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -156,19 +156,26 @@ def _row(version: dict[str, Any], active: int | None) -> list[str]:
     mark = " ".join(filter(None, marks))
     if "damaged" in version:
         return [mark, str(version["version"]), "", "", f"damaged: {version['damaged']}", *[""] * 4]
-    added = set(version["added"])
-    extended = [name for name in version["learned"] if name not in added]
-    learned = tables.names(version["added"])
-    if extended:
-        learned += f"{'; ' if learned else ''}more of {tables.names(extended)}"
     return [
         mark,
         str(version["version"]),
         str(version["parent"] or "–"),
         tables.date(version["created"]),
-        learned,
+        _change(version),
         str(version["classes"]),
         tables.percent(version["accuracy"]),
         tables.ratio(version["novelty_auc"]),
         tables.percent(version["capacity"]),
     ]
+
+
+def _change(version: dict[str, Any]) -> str:
+    """What a version changed, in a few words; the console says the same."""
+    if version["edit"]:
+        return str(version["edit"])
+    pending, added = version["task_id"] in version["pending"], version["added"]
+    verb = "answers with" if pending else "learned"
+    parts = [f"{verb} {tables.names(added)}"] if added else []
+    if extended := [name for name in version["learned"] if name not in added]:
+        parts.append(f"{verb} more {'images ' if pending else ''}of {tables.names(extended)}")
+    return "; ".join(parts)

@@ -35,7 +35,11 @@ class VersionSummary(BaseModel):
     )
     reason: str | None = Field(None, description="why it is damaged or discarded")
     learned: dict[str, int] = Field(default_factory=dict, description="images per class in its task's batch")
-    added: list[str] = Field(default_factory=list, description="classes that its parent does not have")
+    added: list[str] = Field(
+        default_factory=list,
+        description="classes that it is the first to have learned, or to answer with before they are learned",
+    )
+    edit: str | None = Field(None, description="the change of classes, for a version made without training")
     tasks: list[list[str]] = Field(default_factory=list, description="all classes, by task")
     accuracy: Accuracy = None
     novelty_auc: NoveltyAuc = None
@@ -147,7 +151,7 @@ class VersionDetail(BaseModel):
     edit: str | None = Field(None, description="the change of classes, for a version made without training")
     learned: dict[str, int] = Field(default_factory=dict, description="images per class in its task's batch")
     capacity: dict[str, float] = Field(default_factory=dict, description="used share per adapter")
-    seconds: float | None = Field(None, description="duration of the training")
+    seconds: float | None = Field(None, description="duration of the training; null if there was none")
     backbone: str | None = None
     method: str = Field("more", description="how its tasks were learned: more, hat-csi or sup-csi")
     rotations: int = Field(1, description="rotations of an image that an answer takes, each a pass of the trunk")

@@ -265,6 +265,7 @@ def test_a_cancelled_task_is_dropped(data: Path) -> None:
     drop_pending(context, parent, first.task_id)
     left = manifests(data)[-1]
     assert (left.tasks[3:], [one.task_id for one in left.pending]) == ([["fig"]], [second.task_id])
+    assert left.metrics["edit"] == "classes that answered provisionally do not answer any more: plum"
     drop_pending(context, parent, second.task_id)
     last, before = manifests(data)[-1], manifests(data)[2]
     assert (last.stage, last.tasks, last.rule, last.threshold) == (

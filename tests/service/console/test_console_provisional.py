@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import httpx2 as httpx
+
 from tests.support.browsers import playwright, visit
 from tests.support.learning_loop import batch, loop
 
@@ -35,6 +37,14 @@ def test_a_task_answers_while_learning_is_paused_and_is_learned_after_it(browser
             expect(page.locator(".task", has_text="kiwi").locator(".badge")).to_have_text("published", timeout=60_000)
             page = visiting.open("versions/5")
             expect(page.locator(".lineage [aria-current]")).not_to_contain_text("provisional")
+            expect(page.locator(".lineage [aria-current]")).to_contain_text("learned fig and kiwi")
+
+            httpx.patch(f"{running.url}/classes/kiwi", json={"rename": "kiwifruit"}, timeout=30).raise_for_status()
+            page = visiting.open("versions/6")
+            page.reload()
+            expect(page.locator(".lineage [aria-current]")).to_contain_text("renamed kiwi to kiwifruit")
+            expect(page.locator(".detail")).to_contain_text("4: fig, kiwifruit")
+            expect(page.locator(".detail")).not_to_contain_text("trained in")
         running.check_learned_once(id)
 
 

@@ -23,7 +23,7 @@ from tests.support.servers import RunningServer, known_image, learned_folder, no
 
 REPORT = {
     "task": 0,
-    "classes": ["cat", "dog"],
+    "classes": ["cat", "dög"],
     "images": 12,
     "accuracy_before": None,
     "accuracy_after": 0.9,
@@ -106,6 +106,16 @@ def test_the_reports_of_the_gate_are_those_of_the_manifest(tmp_path: Path) -> No
     assert (detail.accuracy, detail.novelty_auc) == (0.88, 0.79)  # of all classes, not of the tasks
     assert detail.novelty_weights == {name: float(n) for n, name in enumerate(SUMMARIES)}
     assert detail.edit is None
+
+
+def test_a_renamed_version_reports_the_new_name_and_no_training(tmp_path: Path) -> None:
+    store = VersionStore(tmp_path)
+    tensors = NOVELTY | {"novelty.known": np.array([-1.0]), "novelty.simulated": np.array([-2.0])}
+    store.publish(make_manifest(metrics=METRICS), tensors, {})
+    number = publish_edit(store, Edit("rename", "dög", "hound"), "operator", "alice").version
+    detail = version_detail(store, number)
+    assert [report.classes for report in detail.reports] == [["cat", "hound"]]
+    assert (detail.seconds, detail.edit) == (None, "renamed dög to hound")
 
 
 def test_advice_does_not_name_images_that_were_erased(tmp_path: Path) -> None:

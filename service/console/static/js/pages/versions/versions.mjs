@@ -127,12 +127,16 @@ const loadProblem = ({ problem, serving }) =>
   );
 
 /** What a version changed, in a few words. */
-function summary({ version, stage, reason, added, learned }, history) {
-  if (reason) return reason; // why it is damaged or discarded
-  if (added.length) return `${stage === "provisional" ? "answers with" : "learned"} ${joinNames(added)}`;
-  const extended = Object.keys(learned);
-  if (extended.length) return `learned more of ${joinNames(extended)}`;
-  return history.find((entry) => entry.version === version)?.reason ?? "";
+function summary({ version, task_id: taskId, pending, reason, added, learned, edit }, history) {
+  if (reason || edit) return reason || edit; // the reason: why it is damaged or discarded
+  const isPending = pending.includes(taskId); // it answers with its classes and has not learned them
+  const verb = isPending ? "answers with" : "learned";
+  const extended = Object.keys(learned).filter((name) => !added.includes(name));
+  const parts = [
+    added.length && `${verb} ${joinNames(added)}`,
+    extended.length && `${verb} more ${isPending ? "images " : ""}of ${joinNames(extended)}`,
+  ].filter(Boolean);
+  return parts.join("; ") || (history.find((entry) => entry.version === version)?.reason ?? "");
 }
 
 function listEntry(version, { history, active, current, choose }) {
