@@ -13,6 +13,7 @@ from rich.text import Text
 from models.versions.manifest import Manifest
 from openworld.progress import duration
 from service.wire.advice import Advice
+from service.wire.versions import LEAST_CLASSES_FOR_AUC
 
 PIPE_WIDTH = 200  # columns, if stdout is not a terminal
 
@@ -55,7 +56,7 @@ def print_report(manifest: Manifest) -> None:
     facts = {
         "version": _lineage(manifest),
         "images": ", ".join(f"{name} ({n})" for name, n in metrics["images_per_class"].items()),
-        "estimate": estimate(metrics),
+        "estimate": estimate(metrics, len(manifest.classes)),
         "never seen": _threshold(manifest),
         "rule": _rule(manifest),
         "capacity": f"{percent(capacity['used_max'])} of {capacity['bottleneck']} units in the fullest adapter, "
@@ -78,9 +79,12 @@ def _rule(manifest: Manifest) -> str:
     return f"{name} (cross-entropy on held-out images {with_networks} with the networks, {without} without)"
 
 
-def estimate(metrics: Mapping[str, Any]) -> str:
-    """What a version should reach on fresh images."""
-    return f"for fresh images, accuracy {percent(metrics['accuracy'])}, AUC of novelty {ratio(metrics['novelty_auc'])}"
+def estimate(metrics: Mapping[str, Any], classes: int) -> str:
+    """What a version with so many classes should reach on fresh images."""
+    accuracy = f"for fresh images, accuracy {percent(metrics['accuracy'])}"
+    if classes < LEAST_CLASSES_FOR_AUC:
+        return f"{accuracy}; too few classes to estimate how well novel images are recognised"
+    return f"{accuracy}, AUC of novelty {ratio(metrics['novelty_auc'])}"
 
 
 def print_advice(advice: Advice, images: Mapping[str, str]) -> None:

@@ -68,7 +68,9 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         if task.result:
             tables.console().print(tables.task_table(task.result["tasks"]))
-            tables.console().print(f"estimate {tables.estimate(task.result)}")
+            reported = sum(len(report["classes"]) for report in task.result["tasks"])
+            # Earlier releases did not record the number of classes.
+            tables.console().print(f"estimate {tables.estimate(task.result, task.result.get('classes', reported))}")
             tables.print_advice(Advice.model_validate(task.result.get("advice") or {}), origins)
         if task.state == "published" and task.reason:
             print(f"version {task.version} answers with them provisionally, because learning failed: {task.reason}")

@@ -17,6 +17,7 @@ from models.versions.store import VersionStore
 from openworld import remote, tables
 from openworld.commands import open_data
 from service.audit import AuditLog
+from service.wire.versions import LEAST_CLASSES_FOR_AUC
 
 if TYPE_CHECKING:
     from service.client import Versions
@@ -35,7 +36,7 @@ OPENWORLD_DATA that is given; else a service on this machine, when one is runnin
 versions are listed from a data folder only; a service lists them as tasks: GET /tasks?state=rejected.
 
 Accuracy (over all classes) and novelty AUC are estimates for fresh images: they are measured on images left out of the
-training, and on simulated novelty.
+training, and on simulated novelty. With fewer than 5 classes, which say little about novel images, no AUC is shown.
 """
 COLUMNS = ["", "version ", "parent ", "created", "change", "classes ", "accuracy ", "novelty AUC ", "capacity "]
 
@@ -164,7 +165,7 @@ def _row(version: dict[str, Any], active: int | None) -> list[str]:
         _change(version),
         str(version["classes"]),
         tables.percent(version["accuracy"]),
-        tables.ratio(version["novelty_auc"]),
+        tables.ratio(version["novelty_auc"] if version["classes"] >= LEAST_CLASSES_FOR_AUC else None),
         tables.percent(version["capacity"]),
     ]
 

@@ -50,7 +50,8 @@ class TaskAnswer(BaseModel):
         None, description="why it was rejected, failed, is tried again, or stays provisional although published"
     )
     result: dict[str, Any] | None = Field(
-        None, description="accuracy and AUC of each task, the estimates for fresh images, and the advice"
+        None,
+        description="accuracy and AUC of each task, the number of classes, estimates for fresh images, and the advice",
     )
     warnings: list[str] = Field(
         [], description="of its submission: classes with one image, and images that move from another class"

@@ -10,12 +10,17 @@ from pydantic import BaseModel, Field
 from service.wire.advice import Advice
 from service.wire.keys import Keep
 
+LEAST_CLASSES_FOR_AUC = 5  # below, classes that are left out in turn say little about images of other classes
+
 Accuracy = Annotated[
     float | None, Field(description="estimate for fresh images, over all classes; measured on left-out images")
 ]
 NoveltyAuc = Annotated[
     float | None,
-    Field(description="estimate for fresh images: AUC of known against novel ones; measured on simulated novelty"),
+    Field(
+        description="estimate for fresh images: AUC of known against novel ones; measured on simulated novelty, which "
+        f"says little with fewer than {LEAST_CLASSES_FOR_AUC} classes"
+    ),
 ]
 
 

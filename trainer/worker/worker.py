@@ -212,6 +212,7 @@ class Worker:
         metrics = manifest.metrics
         result = {
             "tasks": metrics.get("tasks", []),
+            "classes": len(manifest.classes),
             "accuracy": metrics.get("accuracy"),
             "novelty_auc": metrics.get("novelty_auc"),
             "capacity": metrics.get("capacity", {}),

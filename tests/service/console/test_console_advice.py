@@ -34,6 +34,28 @@ def test_advice_is_printed_and_shown_after_learning(
             page = visiting.open(name)
             expect(page.locator(".advice")).to_contain_text("10 more images of cherry would help most (it has 1).")
         expect(page.locator(".detail dl")).to_contain_text("estimate: accuracy")
+        expect(page.locator(".detail dl")).to_contain_text("novelty AUC")
+
+
+def test_no_auc_of_novelty_is_estimated_from_few_classes(browser: Any, service: Loop) -> None:
+    """Version 2 has four classes, version 3 has five."""
+    store = VersionStore(service.data)
+    for classes in (4, 5):
+        loaded = store.load(classes - 2)
+        metrics = {"accuracy": 0.95, "novelty_auc": 1.0}
+        changes = {"parent": store.current(), "task_id": f"few-{classes}", "metrics": metrics}
+        version = store.publish(loaded.manifest.model_copy(update=changes), loaded.tensors, loaded.samples).version
+        with visit(browser, service.url) as visiting:
+            page = visiting.open(f"versions/{version}")
+            facts, entry = page.locator(".detail dl"), page.locator(".lineage [aria-current]")
+            expect(facts).to_contain_text("estimate: accuracy 95.0 %")
+            if classes == 4:
+                expect(facts).to_contain_text("too few classes to estimate how well novel images are recognised")
+                expect(facts).not_to_contain_text("novelty AUC")
+                expect(entry).not_to_contain_text("novelty AUC")
+            else:
+                expect(facts).to_contain_text("novelty AUC 1.000")
+                expect(entry).to_contain_text("novelty AUC")
 
 
 def test_a_label_that_looks_wrong_is_shown_with_its_image_and_corrected(browser: Any, service: Loop) -> None:

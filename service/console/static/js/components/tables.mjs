@@ -44,11 +44,19 @@ export const factList = (facts) =>
       .map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]),
   );
 
-/** What a version, or the result of a task, should reach on fresh images; null if it does not say. */
-export const estimate = ({ accuracy = null, novelty_auc: auc = null }) =>
-  [accuracy !== null && `accuracy ${percent(accuracy, 1)}`, auc !== null && `novelty AUC ${fixed(auc, 3)}`]
-    .filter(Boolean)
-    .join(", ") || null;
+const LEAST_CLASSES_FOR_AUC = 5; // as in service/wire/versions.py
+
+/** Whether the estimate of the AUC is worth showing. */
+export const showsAuc = (auc, classes) => auc !== null && classes >= LEAST_CLASSES_FOR_AUC;
+
+/** What a version with so many classes, or the result of a task, should reach on fresh images; null if it does not say. */
+export function estimate({ accuracy = null, novelty_auc: auc = null }, classes) {
+  if (accuracy === null && auc === null) return null;
+  const parts = [accuracy !== null && `accuracy ${percent(accuracy, 1)}`];
+  if (showsAuc(auc, classes)) parts.push(`novelty AUC ${fixed(auc, 3)}`);
+  if (classes < LEAST_CLASSES_FOR_AUC) parts.push("too few classes to estimate how well novel images are recognised");
+  return parts.filter(Boolean).join(", ");
+}
 
 /** The gate's report: each task on its held-out images, before and after a version was trained. */
 export const gateTable = (reports) =>

@@ -92,6 +92,7 @@ function taskCard(task) {
   const images = Object.values(task.counts).reduce((sum, count) => sum + count, 0);
   const ended = ENDED.has(task.state);
   const mayLabel = session.hasRole("label");
+  const expected = task.result && estimate(task.result, classCount(task.result));
   return [
     h(
       "header",
@@ -111,7 +112,7 @@ function taskCard(task) {
     stageNote(task, ended),
     ended ? lossCurve(task) : progress(task),
     task.result?.tasks?.length > 0 && gateTable(task.result.tasks),
-    task.result && estimate(task.result) && h("p", {}, `Estimate for fresh images: ${estimate(task.result)}.`),
+    expected && h("p", {}, `Estimate for fresh images: ${expected}.`),
     advice(task),
     h(
       "div",
@@ -122,6 +123,9 @@ function taskCard(task) {
     ),
   ];
 }
+
+/** The classes of the version that a task became; earlier releases did not record their number. */
+const classCount = ({ classes, tasks = [] }) => classes ?? tasks.flatMap((report) => report.classes).length;
 
 /** Which version answers with the classes of a task that is not learned. */
 function stageNote(task, ended) {

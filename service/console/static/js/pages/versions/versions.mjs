@@ -3,7 +3,7 @@
 import { get, post, session, withQuery } from "../../api.mjs";
 import { adviceBox } from "../../components/advice.mjs";
 import { confirmDialog, emptyState, problemBox, showError, toast } from "../../components/notices.mjs";
-import { estimate, factList, gateTable } from "../../components/tables.mjs";
+import { estimate, factList, gateTable, showsAuc } from "../../components/tables.mjs";
 import { button, h, render } from "../../dom.mjs";
 import { bytes, dateTime, duration, fixed, joinNames, percent, timeAgo } from "../../format.mjs";
 import { taskFeed } from "../../task_feed.mjs";
@@ -170,7 +170,7 @@ function listEntry(version, { history, active, current, choose }) {
         created && timeAgo(created),
         parent && parent !== number - 1 && `, from version ${parent}`,
         accuracy !== null && `, accuracy ${percent(accuracy)}`,
-        auc !== null && `, novelty AUC ${fixed(auc)}`,
+        showsAuc(auc, version.tasks.flat().length) && `, novelty AUC ${fixed(auc)}`,
       ),
     ),
   );
@@ -178,12 +178,13 @@ function listEntry(version, { history, active, current, choose }) {
 
 function versionDetail(version, data, load) {
   const { version: number, seconds, parent, learned, tasks, capacity, reports } = version;
+  const expected = estimate(version, tasks.flat().length);
   const facts = {
     Created: `${dateTime(version.created)}${seconds ? `, trained in ${duration(seconds)}` : ""}`,
     Parent: parent ? `version ${parent}` : "none",
     Edit: version.edit,
     Stage: version.stage === "provisional" ? "provisional: some classes answer before they are learned" : null,
-    "Fresh images": estimate(version) && `estimate: ${estimate(version)}`,
+    "Fresh images": expected && `estimate: ${expected}`,
     Learned: Object.entries(learned)
       .map(([name, count]) => `${name} (${count} images)`)
       .join(", "),
