@@ -55,6 +55,16 @@ def learned_labels(samples: Mapping[str, Any], manifest: Manifest, keys: Contain
     }
 
 
+def changed_labels(answered: Manifest, present: Manifest) -> dict[str, str]:
+    """The present label of each class of an earlier version that is renamed or merged since."""
+    name_of = {id: name for name, id in present.id_of.items()}
+    labels: dict[str, str] = {}
+    for name, id in answered.id_of.items():
+        if (now := name_of.get(id)) is not None:  # a version after a roll back may not have it
+            labels[name] = label_of(now, present.aliases) or now
+    return {name: label for name, label in labels.items() if label != name}
+
+
 def present_names(
     store: VersionStore, parent: Manifest | None, labels: Iterable[str], submitted_at: int | None
 ) -> dict[str, str]:

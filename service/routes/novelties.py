@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Annotated
 
+from cachetools import LRUCache, cached
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from pydantic import AwareDatetime
 
+from models.errors import StoreError
 from models.files import sha256_bytes
-from service.container import ContainerDep
+from models.versions.class_ids import changed_labels
+from models.versions.store import VersionStore
+from service.container import Container, ContainerDep
 from service.errors import NotFound
 from service.http.audit import audit_detail
 from service.http.auth import LabelKey
@@ -59,6 +65,7 @@ LimitQuery = Annotated[int, Query(ge=1, le=200)]
 
 @router.get("/novelties", summary="Novel images, last seen first", responses=documented(401, 403, 404, 422, 503))
 async def novelties(
+    container: ContainerDep,
     key: LabelKey,
     inbox: InboxDep,
     state: StateQuery = "new",
@@ -72,13 +79,15 @@ async def novelties(
     """A cursor stays valid while novelties come and go; a novelty that is seen again moves to the front."""
     only = NoveltyFilter(group, version, client, None if since is None else since.timestamp())
     page = await asyncio.to_thread(inbox.list, state, limit, before, only)
-    return Novelties.model_construct(items=[_novelty(one) for one in page.items], next_cursor=page.next_cursor)
+    labels = await asyncio.to_thread(_present_labels, container, page.items)
+    return Novelties.model_construct(items=[_novelty(one, labels) for one in page.items], next_cursor=page.next_cursor)
 
 
 @router.get(
     "/novelties/groups", summary="Novel images, grouped by similarity", responses=documented(401, 403, 404, 422, 503)
 )
 async def groups(
+    container: ContainerDep,
     key: LabelKey,
     inbox: InboxDep,
     state: StateQuery = "new",
@@ -90,7 +99,11 @@ async def groups(
 ) -> NoveltyGroups:
     """Groups do not change while a person labels them: their members stay, and new ones join."""
     page = await asyncio.to_thread(inbox.groups, state, limit, before, order)
-    return NoveltyGroups.model_construct(items=[_group(one) for one in page.items], next_cursor=page.next_cursor)
+    samples = [sample for group in page.items for sample in group.samples]
+    labels = await asyncio.to_thread(_present_labels, container, samples)
+    return NoveltyGroups.model_construct(
+        items=[_group(one, labels) for one in page.items], next_cursor=page.next_cursor
+    )
 
 
 @router.post(
@@ -155,11 +168,11 @@ async def report(
 
 
 @router.get("/novelties/{id}", summary="One novelty", responses=documented(401, 403, 404, 422, 503))
-async def novelty(key: LabelKey, inbox: InboxDep, id: IdPath) -> NoveltyAnswer:
+async def novelty(container: ContainerDep, key: LabelKey, inbox: InboxDep, id: IdPath) -> NoveltyAnswer:
     found = await asyncio.to_thread(inbox.get, id)
     if found is None:
         raise _unknown(id)
-    return _novelty(found)
+    return _novelty(found, await asyncio.to_thread(_present_labels, container, [found]))
 
 
 @router.delete(
@@ -221,22 +234,50 @@ def _unknown(id: str) -> NotFound:
     return NotFound(f"novelty {id[:80]!r} is not in the inbox: it may have been deleted or have aged out")
 
 
-def _novelty(novelty: Novelty) -> NoveltyAnswer:
+# From a version to the present labels of its classes that are renamed or merged since.
+PresentLabels = Mapping[int, Mapping[str, str]]
+
+
+def _present_labels(container: Container, novelties: Iterable[Novelty]) -> PresentLabels:
+    """Without versions that are removed or cannot be read now: the names of their classes stay."""
+    store, active = container.active_version.store, container.active_version.model.version
+    labels: dict[int, Mapping[str, str]] = {}
+    for version in {novelty.version for novelty in novelties} - {0, active} if active else ():
+        with suppress(StoreError, OSError):
+            labels[version] = _labels_since(store, version, active)
+    return labels
+
+
+@cached(LRUCache(1024), lock=threading.Lock())  # a version never changes
+def _labels_since(store: VersionStore, version: int, active: int) -> Mapping[str, str]:
+    return changed_labels(store.manifest(version), store.manifest(active))
+
+
+def _novelty(novelty: Novelty, labels: PresentLabels) -> NoveltyAnswer:
     """Without validation, which is slow for a page of 200."""
-    converted = {"first_seen", "last_seen", "nearest"}
+    converted = {"first_seen", "last_seen", "nearest", "label"}
+    present = labels.get(novelty.version, {})
+    nearest: dict[str, float] = {}
+    for name, share in novelty.nearest:  # classes that are merged since count together
+        label = present.get(name, name)
+        nearest[label] = nearest.get(label, 0.0) + share
     return NoveltyAnswer.model_construct(
         first_seen=utc_time(novelty.first_seen),
         last_seen=utc_time(novelty.last_seen),
-        nearest=[Nearest.model_construct(label=name, share=share) for name, share in novelty.nearest],
+        nearest=[
+            Nearest.model_construct(label=name, share=share)
+            for name, share in sorted(nearest.items(), key=lambda entry: -entry[1])
+        ],
+        label=None if novelty.label is None else present.get(novelty.label, novelty.label),
         **{name: getattr(novelty, name) for name in NoveltyAnswer.model_fields if name not in converted},
     )
 
 
-def _group(group: Group) -> NoveltyGroup:
+def _group(group: Group, labels: PresentLabels) -> NoveltyGroup:
     return NoveltyGroup.model_construct(
         id=group.id,
         size=group.size,
         newest_seen=utc_time(group.newest_seen),
         ids=list(group.ids),
-        samples=[_novelty(sample) for sample in group.samples],
+        samples=[_novelty(sample, labels) for sample in group.samples],
     )

@@ -60,7 +60,7 @@ class NoveltyAnswer(BaseModel):
     score: float | None
     calibrated_score: float
     p_novel: float
-    nearest: list[Nearest] = Field(description="the most similar known classes, best first")
+    nearest: list[Nearest] = Field(description="the most similar known classes, best first, by their present labels")
     prediction_id: str
     client: str = Field(description="the name of the key that sent it")
     bytes: int

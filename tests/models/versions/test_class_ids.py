@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from models.versions.class_ids import learned_labels, new_class_id, present_names
+from models.versions.class_ids import changed_labels, learned_labels, new_class_id, present_names
 from models.versions.edits import Edit, publish_edit
 from models.versions.manifest import Manifest
 from models.versions.store import VersionStore
@@ -43,6 +43,18 @@ def edit(store: VersionStore, *what: str) -> int:
 def names(store: VersionStore, labels: str, submitted_at: int | None) -> str:
     found = present_names(store, store.current_manifest(), labels.split(), submitted_at)
     return " ".join(found.values())
+
+
+def test_answers_of_an_earlier_version_have_present_labels(store: VersionStore) -> None:
+    learn(store, "bird")
+    edit(store, "rename", "cat", "lynx")
+    edit(store, "merge", "dog", "lynx")
+    edit(store, "retire", "bird")
+    one, three, last = store.manifest(1), store.manifest(3), store.current_manifest()
+    assert last is not None
+    assert changed_labels(one, last) == {"cat": "lynx", "dog": "lynx"}
+    assert changed_labels(three, last) == {"dog": "lynx"}  # a retired class keeps its name
+    assert changed_labels(last, one) == {"lynx": "cat"}  # after a roll back
 
 
 def test_a_label_follows_renames_and_merges_since_its_submission(store: VersionStore) -> None:

@@ -61,6 +61,20 @@ def test_a_novel_image_is_in_the_inbox_with_its_answer_and_bytes(server: Running
     assert item in list_novelties(server)
 
 
+def test_a_novelty_shows_the_present_label_of_a_renamed_class(tmp_path: Path) -> None:
+    with running_server(learned_folder(tmp_path / "robot"), threads=1, inbox_rate=1000) as server:
+        id = sha256_bytes(next(novel_answers(server))[0])
+        wait_until(lambda: server.get(f"/novelties/{id}").status_code == 200)
+        before = server.get(f"/novelties/{id}").json()["nearest"]
+        old = before[0]["label"]
+        httpx.patch(f"{server.url}/classes/{old}", json={"rename": "margherita"}, timeout=30).raise_for_status()
+        expected = [{"label": "margherita", "share": before[0]["share"]}, *before[1:]]
+        (group,) = server.get("/novelties/groups").json()["items"]
+        (listed,) = list_novelties(server)
+        for item in (server.get(f"/novelties/{id}").json(), listed, group["samples"][0]):
+            assert (item["nearest"], item["version"]) == (expected, 3)
+
+
 def test_pages_list_every_novelty_once_last_seen_first(server: RunningServer) -> None:
     added = [add_novelty(server, block_image(number)) for number in range(7)]
     items = list_novelties(server, limit=3)
