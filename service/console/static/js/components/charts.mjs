@@ -4,6 +4,7 @@ import { h, svg } from "../dom.mjs";
 
 // Margins in pixels. `.threshold input` in css/pages.css depends on LEFT and RIGHT.
 const [LEFT, RIGHT, TOP, BOTTOM] = [52, 12, 10, 22];
+const MARK_ROW = 14; // for the texts of marks, above the highest grid line
 
 /** `label` describes the chart to screen readers. `draw(width)` returns the SVG elements. */
 function chart(label, height, draw) {
@@ -24,7 +25,7 @@ const linearScale =
 /** Maps values to pixels and draws grid lines, tick labels and vertical marks. */
 function axes({ x, y, xTicks = [], yTicks = y, yFormat = String, marks = [] }, width, height) {
   const toX = linearScale(x, [LEFT, width - RIGHT]);
-  const toY = linearScale(y, [height - BOTTOM, TOP]);
+  const toY = linearScale(y, [height - BOTTOM, marks.length ? TOP + MARK_ROW : TOP]);
   const rows = yTicks.map((value) => [
     svg("line", { class: "gridline", x1: LEFT, x2: width - RIGHT, y1: toY(value), y2: toY(value) }),
     svg("text", { class: "tick", x: LEFT - 6, y: toY(value) + 4, "text-anchor": "end" }, yFormat(value)),
@@ -43,7 +44,7 @@ function axes({ x, y, xTicks = [], yTicks = y, yFormat = String, marks = [] }, w
     const crowded = next && toX(next.at) - x < needed; // the texts would overlap
     const left = flipped(mark);
     return [
-      svg("line", { class: "mark", x1: x, x2: x, y1: TOP - 4, y2: height - BOTTOM }),
+      svg("line", { class: "mark", x1: x, x2: x, y1: TOP - 6, y2: height - BOTTOM }),
       !crowded &&
         svg(
           "text",
