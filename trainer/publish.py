@@ -4,10 +4,9 @@
 with the same bytes. A call that fails removes what it added, unless a provisional version answers with it already.**
 
 If people edit classes during the training, or other tasks become pending, the result is published on the version that
-is current at its end: the learned tasks of that version have the same bytes. Pending tasks that are cancelled meanwhile
-are dropped by a further version. If a version with other learned tasks
-becomes current, learning starts again on that version at once; if it lacks the classes of this task, the training is
-dropped.
+is current at its end: the learned tasks of that version have the same bytes. Pending tasks that are cancelled during it
+are dropped by a further version. If a version with other learned tasks becomes current, learning starts again on that
+version at once; if it lacks the classes of this task, the training is dropped.
 """
 
 import logging
