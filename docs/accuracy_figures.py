@@ -19,6 +19,8 @@ REPORTS = ROOT / "benchmarks" / "reports"
 BEGIN, END = "<!-- begin of the {}, written by `make docs` -->", "<!-- end of the {} -->"
 NAMES = {"caltech": "Caltech-101", "grocery_store": "Grocery", "tiny_imagenet": "Tiny-ImageNet", "cifar10": "CIFAR-10"}
 METHODS = ("ours", "provisional", "slda", "ranpac", "ncm", "knn", "joint", "product-v1", "paper", "hat")
+MAIN = ("main", "main-ours")  # 20 images per class; the second has the methods that the last changes concern
+BY_IMAGES = ("few", *MAIN, "many")
 EARLIER = "main-earlier"  # the suite with an earlier learner: methods that the present report does not have
 FIGURES = {
     "last": "accuracy",
@@ -30,26 +32,27 @@ Rows = Mapping[tuple[str, int], Mapping[str, Any]]  # (data set, images per clas
 
 
 def reported(suites: Sequence[str]) -> Rows:
-    """The mean figures of the suites' reports."""
+    """The mean figures of the suites' reports; of a method in several, those of the last."""
     rows: dict[tuple[str, int], Mapping[str, Any]] = {}
     for suite in suites:
         file = REPORTS / f"accuracy-{suite}.json"
         for name, methods in (json.loads(file.read_text())["results"] if file.is_file() else {}).items():
             data, _, text = name.partition(", ")
-            rows[data, int(text.split()[0])] = {method: row["mean"] for method, row in methods.items()}
+            key = data, int(text.split()[0])
+            rows[key] = {**rows.get(key, {}), **{method: row["mean"] for method, row in methods.items()}}
     return rows
 
 
 def figures() -> str:
     """Two tables: ours by the number of images per class, and all methods with 20."""
-    by_images = reported(("few", "main", "many"))
+    by_images = reported(BY_IMAGES)
     lines = ["| data set | images per class | " + " | ".join(FIGURES.values()) + " |"]
     lines.append("| --- | ---: |" + " ---: |" * len(FIGURES))
     for data, title in NAMES.items():
         for own, per_class in sorted(key for key in by_images if key[0] == data):
             shown = " | ".join(_percent(by_images[own, per_class]["ours"][figure]) for figure in FIGURES)
             lines.append(f"| {title} | {per_class} | {shown} |")
-    main, earlier = reported(("main",)), reported((EARLIER,))
+    main, earlier = reported(MAIN), reported((EARLIER,))
     lines += ["", "| method | " + " | ".join(f"{NAMES[data]} accuracy / AUC" for data, _ in main) + " | mean |"]
     lines.append("| --- |" + " ---: |" * (len(main) + 1))
     for method in METHODS:
@@ -65,7 +68,7 @@ def figures() -> str:
 
 def refining() -> str:
     """One table: accuracy and AUC before and after a task's network is learned, and with the preset `paper`."""
-    rows = reported(("few", "main", "many"))
+    rows = reported(BY_IMAGES)
     lines = ["| data set | images per class | provisional | refined | `paper` | seconds per task: refined, `paper` |"]
     lines.append("| --- | ---: |" + " ---: |" * 4)
     for data, title in NAMES.items():
@@ -92,7 +95,7 @@ def updated(page: str) -> str:
 
 def plot(path: Path) -> None:
     """Accuracy, AUC and the share of flagged unknown images by the number of images per class."""
-    rows = reported(("few", "main", "many"))
+    rows = reported(BY_IMAGES)
     figure, axes = plt.subplots(1, 3, figsize=(12, 3.6), constrained_layout=True)
     for axis, (name, title) in zip(
         axes,
