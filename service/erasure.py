@@ -105,6 +105,7 @@ def clean_up(storage: Storage) -> None:
         erased = erased_at(storage)
         images.erase(image for sha256, image in images.find_all(erased).items() if image.time < erased[sha256] - margin)
         features = FeatureStore(storage)
-        times = erased_at(storage, with_features=True)
-        features.erase([own.sha256 for own in features if own.time < times.get(own.sha256, 0.0) - margin])
+        if stored := list(features):  # else the log, which may be long, need not be read again
+            times = erased_at(storage, with_features=True)
+            features.erase([own.sha256 for own in stored if own.time < times.get(own.sha256, 0.0) - margin])
         erase_copies(storage, erased)

@@ -81,7 +81,7 @@ async def submit(
             try:
                 submitted = await container.ask_queue(partial(queue.submit, task, idempotency_key, learned=learned))
             except (QueueFull, IdempotencyConflict):
-                await _remove(container, partial(withdraw_batch, task=task, since=time.time()))
+                await _remove(container, partial(withdraw_batch, task=task, since=task.created.timestamp()))
                 raise
             if submitted.task.ended:  # it has ended before, and needs no images
                 await _discard(container, submitted.task, time.time())
