@@ -11,6 +11,7 @@ import logging
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import replace
+from weakref import ref
 
 from models.errors import StoreError
 from models.images import ImageLimits
@@ -60,7 +61,8 @@ class InboxAccess:
             rate=settings.inbox_rate,
         )
         self._kept_seconds = 86400 * (settings.inbox_days or DAYS_WITHOUT_IMAGES)  # if the folder keeps no images
-        self._scaled: tuple[ServableModel, EmbeddingScale | None] = (active_version.model, None)
+        # Weak: a version that was replaced is freed.
+        self._scaled: tuple[ref[ServableModel], EmbeddingScale | None] = (ref(active_version.model), None)
         self.inbox: Inbox | None = None
         # The shared images are apart from those of a server's own inbox, which may still exist and is in its folder.
         self.images = ImageStore(storage.root / "inbox") if shared is None else ImageStore(storage, NOVELTIES)
@@ -192,6 +194,6 @@ class InboxAccess:
     def _embedding_scale(self) -> EmbeddingScale | None:
         """That of the active version; the same object until another version is active."""
         model = self._active_version.model
-        if model is not self._scaled[0]:
-            self._scaled = (model, embedding_scale(model))
+        if model is not self._scaled[0]():
+            self._scaled = (ref(model), embedding_scale(model))
         return self._scaled[1]

@@ -36,7 +36,7 @@ class Gaussians:
 
     means: Floats  # (C, d)
     counts: NDArray[np.int64]  # (C,)
-    basis: Floats  # (r, d), orthonormal rows
+    basis: NDArray[np.floating]  # (r, d), orthonormal rows
     eigenvalues: Floats  # (r,)
 
     @classmethod
@@ -63,6 +63,10 @@ class Gaussians:
             means[c] += (fresh - means[c]) * (len(own) / counts[c])
         basis, eigenvalues = _eigen(np.concatenate(rows))
         return replace(self, means=means, counts=counts, basis=basis, eigenvalues=eigenvalues)
+
+    def for_answers(self) -> Gaussians:
+        """With a basis of half the size: a server computes in float32 (stacked.py)."""
+        return replace(self, basis=self.basis.astype(np.float32))
 
     def spectrum(self) -> tuple[Floats, float]:
         """The shrunk variances along the basis (r,), and the floor: the variance along every other direction."""

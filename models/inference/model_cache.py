@@ -102,7 +102,8 @@ class ModelCache:
             if (tensors := loaded.contents.get(role)) is not None:
                 sums[entry.sha256] = read_sums(tensors)
                 if role != PROVISIONAL and entry.sha256 not in known:
-                    known[entry.sha256] = replace(read_task(entry, tensors), sums=None, update=None)
+                    task = read_task(entry, tensors)
+                    known[entry.sha256] = replace(task, gaussians=task.gaussians.for_answers(), sums=None, update=None)
         tasks = [known[manifest.files[role].sha256] for role in _roles(manifest) if role != PROVISIONAL]
         if start is None:
             matrices = base_matrices(read_base(base, loaded.contents[BASE]) if base else None, spec)
@@ -138,7 +139,11 @@ class ModelCache:
         candidates = [(tasks, statistics) for (other, tasks), statistics in frozen.items() if other == base]
         if not candidates:
             return None
-        tasks, statistics = min(candidates, key=lambda one: len(_more(one[0], entries)) + len(_more(entries, one[0])))
+        candidates.reverse()  # of equal ones the last
+        # A task in place of another is one change: a pending task that was learned has equal sums as a rule.
+        tasks, statistics = min(
+            candidates, key=lambda one: max(len(_more(one[0], entries)), len(_more(entries, one[0])))
+        )
         added, removed = _more(entries, tasks), _more(tasks, entries)
         if len(added) + len(removed) > len(entries) / 2:
             return None

@@ -152,6 +152,7 @@ class Engine:
                 task.add_done_callback(partial(self._finished, lane))
             else:
                 lane.free_threads.release()
+            del batch  # a version that was replaced is freed after its last batch, not with the next one
 
     def _finished(self, lane: _Lane, task: asyncio.Task[None]) -> None:
         self._running.discard(task)

@@ -107,10 +107,9 @@ def test_a_provisional_version_shares_the_contents_of_the_learned_one(data: Path
 def test_a_server_solves_nothing_again_when_a_pending_task_is_learned(data: Path) -> None:
     learn(data, batch_of("fig"))
     cache = ModelCache(VersionStore(data))
-    provisional, refined = cache.load(4).model, cache.load(5).model
-    assert provisional.pending
-    assert not refined.pending
-    assert refined.frozen is provisional.frozen
+    before, provisional, refined = (cache.load(number).model for number in (3, 4, 5))
+    assert (before.pending, bool(provisional.pending), refined.pending) == ((), True, ())
+    assert refined.frozen is provisional.frozen  # also while a request holds the version before
     full = ModelCache(VersionStore(data)).load(5).model.frozen
     for name in ("counts", "means", "moments", "scatter", "gram"):
         np.testing.assert_allclose(getattr(refined.frozen, name), getattr(full, name), rtol=1e-3, atol=1e-4)

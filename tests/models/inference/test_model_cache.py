@@ -104,6 +104,7 @@ def test_a_damaged_task_is_refused_although_the_other_tasks_are_loaded(store: Ve
 def test_what_only_a_trainer_needs_is_not_kept(store: VersionStore) -> None:
     model = ModelCache(store).load().model
     assert all(task.sums is None and task.update is None for task in model.tasks)
+    assert all(task.gaussians.basis.dtype == np.float32 for task in model.tasks)
     assert model.shared.bottleneck == 0
 
 

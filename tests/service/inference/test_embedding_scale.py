@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+from weakref import ref
 
 import numpy as np
 import pytest
@@ -10,6 +14,7 @@ import pytest
 from models.images import DEFAULT_LIMITS
 from models.inference.frozen import FrozenStatistics
 from models.inference.predictor import Predictor
+from service.inbox_access import InboxAccess
 from service.inference.embedding_scale import embedding_scale, scale_of
 from service.inference.servable import EmptyModel
 from tests.support.servers import learned_folder
@@ -39,3 +44,14 @@ def test_the_scale_is_that_of_the_version(tmp_path: Path) -> None:
     scale = embedding_scale(predictor)
     assert scale is not None
     np.testing.assert_array_equal(scale.weights, scale_of(predictor.model.frozen).weights)
+
+
+def test_a_replaced_version_is_freed_also_if_no_novelty_follows(tmp_path: Path) -> None:
+    active = SimpleNamespace(model=Predictor.open(learned_folder(tmp_path / "robot"), threads=1))
+    access = cast(Any, SimpleNamespace(_active_version=active, _scaled=(lambda: None, None)))
+    assert InboxAccess._embedding_scale(access) is InboxAccess._embedding_scale(access) is not None
+    gone = ref(active.model)
+    active.model = EmptyModel(DEFAULT_LIMITS)
+    gc.collect()
+    assert gone() is None
+    assert InboxAccess._embedding_scale(access) is None
