@@ -3,7 +3,7 @@
 Statistics without an image differ by a few outer products, so their scores follow from inner products that are computed
 once (the Woodbury identity), not from another inverse for each fold. Exact, but for two numbers of the covariance: the
 amount of the identity stays that of all images, because fresh images will be scored with it, and the degrees of freedom
-are the same for all folds.
+are the same for all folds. Products are in float32, as those of a server are.
 """
 
 from dataclasses import dataclass, field, replace
@@ -52,11 +52,11 @@ class LeaveOut:
         return self._whitened_at[freedom]
 
     @cached_property
-    def _ridge_products(self) -> tuple[Floats, Floats]:
+    def _ridge_products(self) -> tuple[Array, Array]:
         """(products of expanded features under the inverse Gram matrix (n, n), ridge scores (n, C))"""
         root = inverse_root(self.statistics.regularised_gram.astype(np.float32))
         h, moments = self.expanded @ root.T, self.statistics.moments.astype(np.float32) @ root.T
-        return (h @ h.T).astype(np.float64), (h @ moments.T).astype(np.float64)
+        return h @ h.T, h @ moments.T
 
     def scores(self, scored: Indices, images: Indices, classes: Indices, freedom: float | None = None) -> FrozenScores:
         """The scores of the images `scored` without the images `images` and without the classes `classes`.
@@ -70,7 +70,7 @@ class LeaveOut:
         counts = self.statistics.counts
         remaining = np.setdiff1d(np.arange(len(counts)), classes)
         touched, member = np.unique(self.columns[images], return_inverse=True)
-        left = counts[touched] - np.bincount(member, minlength=len(touched))
+        left = (counts[touched] - np.bincount(member, minlength=len(touched))).astype(np.float32)
         whole = np.flatnonzero(np.isin(self.columns, classes))
         removed = _Removed(images, np.searchsorted(remaining, touched), member, left, remaining, whole)
         freedom = freedom or self.statistics.freedom
@@ -92,17 +92,17 @@ class LeaveOut:
         )
 
     def _whitened(
-        self, products: Floats, columns: Indices, scored: Indices, removed: "_Removed", freedom: float
+        self, products: Array, columns: Indices, scored: Indices, removed: "_Removed", freedom: float
     ) -> "_Whitened":
         """From the products of n images with these classes and of the C class means: (n + C, n + C)."""
         n = len(columns)
         means = removed.without(products[n + removed.remaining], products[removed.images])  # (C', n + C)
         centre = means.mean(axis=0)
 
-        def with_means(block: Floats) -> tuple[Floats, Floats]:
+        def with_means(block: Array) -> tuple[Array, Array]:
             """Products with the centred means of the remaining classes, (k, n + C) -> (k, C'), and their centre."""
             plain = removed.without(block[:, n + removed.remaining].T, block[:, removed.images].T).T
-            mean: Floats = plain.mean(axis=1, keepdims=True)
+            mean: Array = plain.mean(axis=1, keepdims=True)
             return plain - mean, mean
 
         x = products[scored] + products[n + columns[scored]] - centre  # (s, n + C)
@@ -112,31 +112,31 @@ class LeaveOut:
         between, _ = with_means(means - centre)
         # The scatter loses the rows `out`, so the covariance loses share * out' out.
         out = removed.rows(products)  # (v, n + C)
-        share = (1 - self.statistics.shrinkage) / freedom
+        share = np.float32((1 - self.statistics.shrinkage) / freedom)
         out_means, out_centre = with_means(out)  # (v, C')
         out_x = out[:, scored] + out[:, n + columns[scored]] - out_centre  # (v, s)
-        left = np.eye(len(out)) - share * removed.rows(out.T[:n]).T
+        left = np.eye(len(out), dtype=np.float32) - share * removed.rows(out.T[:n]).T
         solved = share * np.linalg.solve(left, np.concatenate([out_x, out_means], axis=1))
         core_x, core_means = solved[:, : len(scored)], solved[:, len(scored) :]
         return _Whitened(
-            inner + out_x.T @ core_means,
-            lengths + (out_x * core_x).sum(axis=0)[:, None],
-            between + out_means.T @ core_means,
+            (inner + out_x.T @ core_means).astype(np.float64),
+            (lengths + (out_x * core_x).sum(axis=0)[:, None]).astype(np.float64),
+            (between + out_means.T @ core_means).astype(np.float64),
         )
 
     def _ridge(self, scored: Indices, removed: "_Removed") -> Floats:
         products, predictions = self._ridge_products
         out = np.concatenate([removed.images, removed.whole])
 
-        def moments(rows: Indices) -> Floats:
+        def moments(rows: Indices) -> Array:
             """Ridge scores of images without the removed images as examples of their classes: (rows, C')."""
             plain = predictions[np.ix_(rows, removed.remaining)]
             np.subtract.at(plain.T, removed.touched[removed.member], products[np.ix_(rows, removed.images)].T)
             return plain
 
-        core = np.eye(len(out)) - products[np.ix_(out, out)]
+        core = np.eye(len(out), dtype=np.float32) - products[np.ix_(out, out)]
         change = np.linalg.solve(core, moments(out)) if len(out) else np.zeros((0, len(removed.remaining)))
-        result: Floats = moments(scored) + products[np.ix_(scored, out)] @ change
+        result: Floats = (moments(scored) + products[np.ix_(scored, out)] @ change).astype(np.float64)
         return result
 
 
@@ -144,17 +144,17 @@ class _Rows(NamedTuple):
     """Whitened images about their class means, and class means; products that every fold needs are computed once."""
 
     images: Array  # (n, f)
-    of_images: Floats  # (n, C), their inner products with the means
-    of_means: Floats  # (C, C)
+    of_images: Array  # (n, C), their inner products with the means
+    of_means: Array  # (C, C)
 
     @classmethod
     def of(cls, images: Array, means: Array) -> "_Rows":
-        return cls(images, (images @ means.T).astype(np.float64), (means @ means.T).astype(np.float64))
+        return cls(images, images @ means.T, means @ means.T)
 
-    def products(self, part: Indices) -> Floats:
+    def products(self, part: Indices) -> Array:
         """Inner products of some images, then of all class means: (part + C, part + C)."""
         rows, with_means = self.images[part], self.of_images[part]
-        return np.block([[(rows @ rows.T).astype(np.float64), with_means], [with_means.T, self.of_means]])
+        return np.block([[rows @ rows.T, with_means], [with_means.T, self.of_means]])
 
 
 class _Whitened(NamedTuple):
@@ -177,30 +177,30 @@ class _Removed:
     images: Indices  # of remaining classes
     touched: Indices  # (t,), the remaining classes that lose images, as places in `remaining`
     member: Indices  # (images,), the class of each image, as a place in `touched`
-    left: Indices  # (t,), images that remain of these classes
+    left: Array  # (t,), images that remain of these classes
     remaining: Indices  # (C',)
     whole: Indices  # images of the removed classes
 
-    def without(self, classes: Floats, images: Floats) -> Floats:
+    def without(self, classes: Array, images: Array) -> Array:
         """Rows per class (C', k), those of class means, after the classes have lost images with these rows."""
         out = classes.copy()
         out[self.touched] -= self._summed(images) / self.left[:, None]
         return out
 
-    def rows(self, products: Floats) -> Floats:
+    def rows(self, products: Array) -> Array:
         """The rows of the removed scatter, as combinations of the images' rows of `products`."""
         # Removing the images of a class also moves its mean, which takes another row. That of a single image is
         # parallel to the image's own, so both are one longer row.
         several = np.bincount(self.member, minlength=len(self.touched)) > 1
-        length = np.where(several, 1.0, np.sqrt(1 + 1 / self.left))[self.member]
+        length = np.where(several, np.float32(1), np.sqrt(1 + 1 / self.left))[self.member]
         own = products[self.images]
         shifts = self._summed(own)[several] / np.sqrt(self.left[several])[:, None]
         return np.concatenate([own * length[:, None], shifts, products[self.whole]])
 
-    def _summed(self, images: Floats) -> Floats:
+    def _summed(self, images: Array) -> Array:
         """The sum of the images' rows per class that loses some: (t, k)."""
         if len(images) == 0:
-            return np.zeros((0, images.shape[1]))
+            return np.zeros((0, images.shape[1]), np.float32)
         order = np.argsort(self.member, kind="stable")
-        out: Floats = np.add.reduceat(images[order], np.searchsorted(self.member[order], np.arange(len(self.touched))))
+        out: Array = np.add.reduceat(images[order], np.searchsorted(self.member[order], np.arange(len(self.touched))))
         return out
