@@ -1,9 +1,9 @@
 """`python -m benchmarks.scaling.learning --json OUT`: what a further task costs as the number of learned tasks grows.
 
 Starts the whole service (`openworld up`, defaults, offline default backbone) on a new data folder and submits one task
-of 5 classes x 20 images after the other. Of each task, from `POST /tasks`: the seconds to the first right answer of the
-provisional version, and to that of the version that has learned it. A right answer is one to a test image of a new
-class. With `--data` the images are photographs of an image set, otherwise they are generated.
+of 5 classes x 20 images after the other. Of each task, from `POST /tasks`: the seconds to the first right answer to a
+test image of a new class, which a provisional version gives, and to the first answer of the version that has learned
+the task. With `--data` the images are photographs of an image set, otherwise they are generated.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from itertools import chain, cycle, islice
@@ -30,6 +30,7 @@ from benchmarks.serving.process import family, free_port, running
 from models.versions.store import VersionStore
 from openworld.commands.teach import zipped
 from service.client import Client
+from service.wire.predictions import Prediction
 
 CLASSES, IMAGES = 5, 20  # per task, per class
 FEW, MANY = slice(1, 4), slice(-10, None)  # tasks whose figures give a median; the first one exports the backbone
@@ -70,7 +71,7 @@ def learn(client: Client, data: Path, batch: Labelled, tests: Labelled) -> dict[
     with zipped(batch) as file:
         started = time.monotonic()
         id = client.teach_zip(file).id
-    provisional = _seconds_until_right(client, tests, started, 0)
+    provisional = _seconds_until(client, tests, started, lambda answer, name: answer.label == name)
     task = client.task(id)
     while task.state not in ("published", "rejected", "failed", "cancelled"):
         if time.monotonic() - started > TASK_SECONDS:
@@ -79,7 +80,8 @@ def learn(client: Client, data: Path, batch: Labelled, tests: Labelled) -> dict[
         task = client.task(id)
     if task.state != "published" or task.version is None:
         raise SystemExit(f"task {id} is {task.state}: {task.reason}")
-    refined = _seconds_until_right(client, tests, started, task.version)
+    learned = task.version
+    refined = _seconds_until(client, tests, started, lambda answer, name: answer.version >= learned)
     manifest = VersionStore(data).manifest(task.version)
     own = max(manifest.files, key=lambda role: (role.startswith("task."), len(role), role))
     added = sum(path.stat().st_size for path in data.glob("*/*") if path.is_file() and path not in before)
@@ -92,16 +94,15 @@ def learn(client: Client, data: Path, batch: Labelled, tests: Labelled) -> dict[
     }
 
 
-def _seconds_until_right(client: Client, tests: Labelled, started: float, version: int) -> float:
-    """Until the server answers one of the test images with its label, from a version at least as new."""
+def _seconds_until(client: Client, tests: Labelled, started: float, holds: Callable[[Prediction, str], bool]) -> float:
+    """Until this holds of the answer to one of the test images and its label."""
     for name, image in cycle(tests):
-        answer = client.predict(image)
-        if answer.version >= version and answer.label == name:
+        if holds(client.predict(image), name):
             return round(time.monotonic() - started, 2)
         if time.monotonic() - started > TASK_SECONDS:
             break
         time.sleep(POLL_SECONDS)  # more questions would slow down what is measured
-    raise SystemExit("no right answer: see up.log")
+    raise SystemExit("no such answer: see up.log")
 
 
 def measure(tasks: Sequence[tuple[Labelled, Labelled]], work: Path) -> list[dict[str, Any]]:
