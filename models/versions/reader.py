@@ -173,16 +173,7 @@ class VersionReader:
 
     def lineage(self, n: int | None = None) -> list[int]:
         """Version `n`, by default the current one, its parent, and so on to the first version."""
-        found: list[int] = []
-        n = self.current_or_logged() if n is None else n
-        if not self._prefetched:  # one request after the other for a thousand versions would take many seconds
-            self._prefetched = True
-            self.storage.prefetch(stored.key for stored in self.storage.list(VERSIONS))
-        while n is not None and n not in found:
-            found.append(n)
-            ancestor = self._ancestor(n)
-            n = ancestor.parent if ancestor else self._logged_parent(n)
-        return found
+        return list(self._ancestors(n))
 
     def find_task(self, task_id: str, submission: str | None = None) -> int | None:
         """The version that learned the task; such a task must not be learned again.
@@ -190,10 +181,13 @@ class VersionReader:
         It is in the lineage, or was published for the given submission: a roll back between the promotion and the
         worker's report must not publish the submission a second time.
         """
-        found = next((n for n in self.lineage() if self._learned_in(n, task_id)), None)
+        lineage = self._ancestors()
+        same = [n for n, ancestor in lineage.items() if ancestor and ancestor.task_id == task_id]
+        found = next((n for n in same if self._learned_in(n, task_id)), None)
         if found is not None or not submission:
             return found
-        learned = {n: self._learned_in(n, task_id) for n in sorted(self._promoted())}
+        left = sorted({promotion.version for promotion in self.log()} - lineage.keys())
+        learned = {n: self._learned_in(n, task_id) for n in left}
         return next((n for n, manifest in learned.items() if manifest and manifest.submission == submission), None)
 
     def manifest_path(self, n: int) -> Path:
@@ -241,6 +235,18 @@ class VersionReader:
         except CorruptVersion:
             return None
         return manifest if task_id in (None, manifest.task_id) else None
+
+    def _ancestors(self, n: int | None = None) -> dict[int, _Ancestor | None]:
+        """The lineage of version `n`, by default of the current one, with each version's manifest in brief."""
+        found: dict[int, _Ancestor | None] = {}
+        n = self.current_or_logged() if n is None else n
+        if not self._prefetched:  # one request after the other for a thousand versions would take many seconds
+            self._prefetched = True
+            self.storage.prefetch(stored.key for stored in self.storage.list(VERSIONS))
+        while n is not None and n not in found:
+            found[n] = ancestor = self._ancestor(n)
+            n = ancestor.parent if ancestor else self._logged_parent(n)
+        return found
 
     def _ancestor(self, n: int) -> _Ancestor | None:
         """What the lineage needs of a manifest; None if that is damaged. Parsed once: a lineage has hundreds."""

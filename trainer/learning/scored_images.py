@@ -32,23 +32,32 @@ class _Scored:
 
     task: TaskModel  # its parts are compared by identity, so they must not be freed
     used: int = 0  # the last call
-    rows: dict[str, Floats] = field(default_factory=dict)  # image key -> (3c + 1,)
+    places: dict[str, int] = field(default_factory=dict)  # image key -> row
+
+    def __post_init__(self) -> None:
+        self._rows = np.zeros((0, 3 * len(self.task.classes) + 1))
 
     @cached_property
     def _scores(self) -> StackedScores:
         return StackedScores([self.task.gaussians], [self.task.head.weight], [self.task.head.bias])
 
     def add(self, keys: Sequence[str], features: NDArray[np.float32]) -> None:
+        new = []
         for start in range(0, len(keys), ROWS):
             part = keys[start : start + ROWS]
             chunk = np.zeros((1, ROWS, features.shape[1]), np.float32)
             chunk[0, : len(part)] = features[start : start + ROWS]
-            self.rows.update(zip(part, np.concatenate(self._scores.scores(chunk), axis=1), strict=False))
+            new.append(np.concatenate(self._scores.scores(chunk), axis=1)[: len(part)])
+        self.places |= {key: len(self._rows) + place for place, key in enumerate(keys)}
+        self._rows = np.concatenate([self._rows, *new])
 
     def of(self, keys: Sequence[str]) -> Floats:
         """(n, 3c + 1)"""
-        nothing = np.zeros((0, 3 * len(self.task.classes) + 1))
-        return np.stack([self.rows[key] for key in keys]) if keys else nothing
+        return self._rows[[self.places[key] for key in keys]]
+
+    def keep_only(self, keys: Collection[str]) -> None:
+        kept = [key for key in self.places if key in keys]
+        self._rows, self.places = self.of(kept), {key: place for place, key in enumerate(kept)}
 
 
 class ScoredImages:
@@ -59,7 +68,7 @@ class ScoredImages:
     def keep_only(self, keys: Collection[str]) -> None:
         """Forget all other images."""
         for scored in self._scored.values():
-            scored.rows = {key: row for key, row in scored.rows.items() if key in keys}
+            scored.keep_only(keys)
 
     def evidence(self, model: Model, keys: Sequence[str], frozen: FrozenScores, features_of: FeaturesOf) -> Evidence:
         """The evidence of n images with these frozen scores, of all networks; without rotations."""
@@ -67,7 +76,7 @@ class ScoredImages:
         scored = [self._of(task) for task in model.tasks]
         missing: dict[tuple[str, ...], list[_Scored]] = {}  # few different ones: all images, or the new ones
         for own in scored:
-            if absent := tuple(key for key in keys if key not in own.rows):
+            if absent := tuple(key for key in keys if key not in own.places):
                 missing.setdefault(absent, []).append(own)
         with blas_threads(1):
             for absent, group in missing.items():
