@@ -14,6 +14,7 @@ from trainer.learning.prior import Prior
 
 MethodName = Literal["more", "hat-csi", "sup-csi"]
 DEFAULT_METHOD: MethodName = "more"
+CASCADE = 2  # networks per image: with 20 tasks within 0.5 points of all (benchmarks/accuracy/cascade.py)
 REPLAYING_METHODS: tuple[MethodName, ...] = ("more",)  # need features of earlier tasks; known here without torch
 
 
@@ -133,9 +134,10 @@ class LearnerSettings(Settings):
     rule: Literal["fitted", "paper", "paper+c"] = Field(
         "fitted", description="which class: weights fitted, the paper's, or the paper's with calibrated outputs"
     )
-    cascade: Literal["off"] | Annotated[int, Field(ge=1)] = Field(
-        "off",
-        description="networks that run per image at most, the best by frozen evidence, for a transformer; off: all",
+    cascade: Literal["off"] | Annotated[int, Field(ge=1)] | None = Field(
+        None,
+        description="networks that run per image at most, the best by frozen evidence, for a transformer; off: all; "
+        "empty: 2 with the method more and the fitted rule, otherwise all",
     )
     accept: float = Field(0.95, gt=0.5, lt=1, description="share of known images that the threshold accepts")
     flag: float | None = Field(
@@ -165,7 +167,10 @@ class LearnerSettings(Settings):
 
     @property
     def networks_per_image(self) -> int | None:
-        """The limit of the cascade; None: all networks run."""
+        """The limit of the cascade; None: all networks run, as in the paper."""
+        if self.cascade is None:
+            fitted = self.weighs_frozen_evidence and (self.method or DEFAULT_METHOD) in REPLAYING_METHODS
+            return CASCADE if fitted else None
         return None if self.cascade == "off" else self.cascade
 
     @model_validator(mode="before")

@@ -44,14 +44,16 @@ def test_images_that_were_not_left_out_do_not_count() -> None:
 @pytest.mark.parametrize(
     ("given", "networks"),
     [
-        ({}, None),
+        ({}, 2),
         ({"preset": "paper"}, None),
+        ({"rule": "paper+c"}, None),
+        ({"method": "hat-csi"}, None),
         ({"rule": "paper", "cascade": 3}, 3),
         ({"cascade": "off"}, None),
         ({"cascade": "4"}, 4),
     ],
 )
-def test_the_cascade_is_off_by_default(given: dict[str, Any], networks: int | None) -> None:
+def test_two_networks_run_per_image_unless_the_rule_is_the_papers(given: dict[str, Any], networks: int | None) -> None:
     assert LearnerSettings(**given).networks_per_image == networks
 
 
@@ -82,7 +84,7 @@ def test_the_rule_is_fitted_on_evidence_of_its_own_cascade(monkeypatch: pytest.M
 
 
 def test_without_a_cascade_all_networks_run() -> None:
-    model = learn_tasks(tiny_learner(), class_tasks([2, 2, 2]))[-1].model
+    model = learn_tasks(tiny_learner(cascade="off"), class_tasks([2, 2, 2]))[-1].model
     assert model.rule.cascade is None
     assert "cascade" not in model.rule.to_dict()
-    assert isinstance(learn_tasks(tiny_learner(cascade=2), class_tasks([2, 2]))[-1].model.rule.cascade, Cascade)
+    assert isinstance(learn_tasks(tiny_learner(), class_tasks([2, 2]))[-1].model.rule.cascade, Cascade)

@@ -80,7 +80,7 @@ def scored(
 
 
 def test_only_new_images_and_changed_heads_are_scored_again() -> None:
-    learner, known = tiny_learner(), ScoredImages()
+    learner, known = tiny_learner(cascade="off"), ScoredImages()
     model = learn_tasks(learner, class_tasks([2, 1, 2]))[-1].model
     keys = [key for own in TinyImages().batch(["a", "b"], count=5).values() for key in own]
     assert scored(learner, model, keys[:8], known)[0] == [3 * 8]
