@@ -25,7 +25,7 @@ class Recipe(BaseModel):
 
     windowed: bool = True  # a task chooses from `bottleneck` free units and as many used ones; paper: from all
     grow_when_used: float = Field(0.8, gt=0, le=1)  # otherwise: grow when a layer has this share of units in use
-    min_steps: int = Field(20, ge=1)  # per epoch: a small task is passed over more than once
+    min_steps: int = Field(5, ge=1)  # per epoch: a task of few images is passed over more than once; paper: 20
     momentum: float = Field(0.9, ge=0, lt=1)
     weight_decay: float = Field(0.0, ge=0)
     sparsity: float = Field(0.01, ge=0)  # lambda of HAT's sparsity loss; paper: 0.75
@@ -65,6 +65,7 @@ PAPER: dict[str, Any] = {
     "replay_size": 200,
     "recipe": Recipe(
         windowed=False,
+        min_steps=20,
         sparsity=0.75,
         mask_rate=1.0,
         anneal="linear",
