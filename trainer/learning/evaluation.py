@@ -153,7 +153,7 @@ def _few_of_each_class(labels: Mapping[str, str], held_out: Container[str], sett
     for key, name in labels.items():
         if key in held_out:
             by_class.setdefault(name, []).append(key)
-    chosen = spread_over_classes(by_class, settings.recipe.rule_images)
+    chosen = spread_over_classes(by_class, settings.recipe.network_images)
     return {key for keys in chosen.values() for key in keys}
 
 

@@ -229,7 +229,7 @@ class Learner:
         foreign = [
             name for name in memory if name not in task.classes and label_of(name, model.aliases) not in labels_of_task
         ]
-        kept = spread_over_classes({name: memory[name] for name in foreign}, self.settings.recipe.back_images)
+        kept = spread_over_classes({name: memory[name] for name in foreign}, self.settings.recipe.network_images)
         z_own = self.tokens.features([key for key, _ in own], tensors_of(task))
         z_kept = self.tokens.features(_keys(kept), tensors_of(task))
         z_new = self.tokens.features(selected, tensors_of(task), store=False)  # few of them are needed again

@@ -48,8 +48,8 @@ class Recipe(BaseModel):
     # Convex: the ridge toward the previous head, over the number of images and per squared length of a feature.
     back_ridge: float = Field(0.1, gt=0)
     back_drawn: float = Field(0.5, ge=0, le=1)  # share of a head's own images drawn from its class Gaussians
-    back_images: int | None = Field(500, ge=1)  # kept images per back-update of a head; paper: all
-    rule_images: int | None = Field(300, ge=1)  # that fit the rule: every network runs for each of them; paper: all
+    # Of kept images, per back-update of a head and to fit the rule: every network runs for each of them. Paper: all.
+    network_images: int | None = Field(300, ge=1)
     hold_out: float = Field(0.2, gt=0, lt=0.5)  # share of a class that no network is trained on, for calibration
     networks: Literal["if they pay", "always"] = "if they pay"  # whether their evidence counts in the fitted rule
     cascade_share: float = Field(0.99, gt=0, le=1)  # of left-out images, whose own network the cascade's margin runs
