@@ -18,9 +18,10 @@ PLOT = ROOT / "docs" / "images" / "accuracy-by-images.png"
 REPORTS = ROOT / "benchmarks" / "reports"
 BEGIN, END = "<!-- begin of the {}, written by `make docs` -->", "<!-- end of the {} -->"
 NAMES = {"caltech": "Caltech-101", "grocery_store": "Grocery", "tiny_imagenet": "Tiny-ImageNet", "cifar10": "CIFAR-10"}
+BACKBONES = {"deit_tiny_patch16_224": "DeiT-Ti", "vit_tiny_patch16_224": "ViT-Ti"}
 METHODS = ("ours", "provisional", "slda", "ranpac", "ncm", "knn", "joint", "product-v1", "paper", "hat")
 MAIN = ("main", "main-ours")  # 20 images per class; the second has the methods that the last changes concern
-BY_IMAGES = ("few", *MAIN, "many")
+BY_IMAGES = ("few", "few-ours", *MAIN, "many", "many-ours")
 EARLIER = "main-earlier"  # the suite with an earlier learner: methods that the present report does not have
 FIGURES = {
     "last": "accuracy",
@@ -80,7 +81,19 @@ def refining() -> str:
     return "\n".join(lines)
 
 
-TABLES = {"figures": figures, "table of refining": refining}
+def adapted_blocks() -> str:
+    """One table: how many blocks of a transformer to adapt, by the number of images per class."""
+    rows = json.loads((REPORTS / "adapted-blocks.json").read_text())["rows"]
+    lines = ["| backbone | images per class | adapted blocks | closed form | network alone | both | seconds |"]
+    lines.append("| --- | ---: | ---: |" + " ---: |" * 4)
+    order = ("norms", "1", "2", "4", "12")
+    for row in sorted(rows, key=lambda row: (row["backbone"], row["images"], order.index(row["blocks"]))):
+        shown = " | ".join(str(row[name]) for name in ("images", "blocks", "closed form", "network", "both", "seconds"))
+        lines.append(f"| {BACKBONES[row['backbone']]} | {shown} |")
+    return "\n".join(lines)
+
+
+TABLES = {"figures": figures, "table of refining": refining, "table of adapted blocks": adapted_blocks}
 
 
 def updated(page: str) -> str:
