@@ -25,7 +25,8 @@ class Recipe(BaseModel):
 
     windowed: bool = True  # a task chooses from `bottleneck` free units and as many used ones; paper: from all
     grow_when_used: float = Field(0.8, gt=0, le=1)  # otherwise: grow when a layer has this share of units in use
-    min_steps: int = Field(5, ge=1)  # per epoch: a task of few images is passed over more than once; paper: 20
+    # Per epoch: a task of few images is passed over more than once. None: 5 with replay, 20 without; paper: 20.
+    min_steps: int | None = Field(None, ge=1)
     momentum: float = Field(0.9, ge=0, lt=1)
     weight_decay: float = Field(0.0, ge=0)
     sparsity: float = Field(0.01, ge=0)  # lambda of HAT's sparsity loss; paper: 0.75
@@ -167,11 +168,20 @@ class LearnerSettings(Settings):
         return self.rule == "fitted"
 
     @property
+    def replays(self) -> bool:
+        """Whether the method learns earlier images again."""
+        return (self.method or DEFAULT_METHOD) in REPLAYING_METHODS
+
+    @property
+    def min_steps(self) -> int:
+        """The least number of steps of an epoch. CSI was measured with 20 only."""
+        return self.recipe.min_steps or (5 if self.replays else 20)
+
+    @property
     def networks_per_image(self) -> int | None:
         """The limit of the cascade; None: all networks run, as in the paper."""
         if self.cascade is None:
-            fitted = self.weighs_frozen_evidence and (self.method or DEFAULT_METHOD) in REPLAYING_METHODS
-            return CASCADE if fitted else None
+            return CASCADE if self.weighs_frozen_evidence and self.replays else None
         return None if self.cascade == "off" else self.cascade
 
     @model_validator(mode="before")

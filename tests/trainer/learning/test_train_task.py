@@ -142,3 +142,8 @@ def test_the_training_of_the_paper_can_be_chosen() -> None:
     done, _, used = counted(12, epochs=3, batch_size=4, **chosen)
     assert done.temperatures == pytest.approx([1 / hat.S_MAX, (hat.S_MAX + 1 / hat.S_MAX) / 2, hat.S_MAX] * 3)
     assert used.recipe.model_dump(include=chosen.keys()) == chosen
+
+
+def test_only_methods_with_replay_take_few_steps_per_epoch() -> None:
+    chosen: list[dict[str, Any]] = [{}, {"method": "hat-csi"}, {"method": "sup-csi"}, {"preset": "paper"}]
+    assert [LearnerSettings(**fields).min_steps for fields in chosen] == [5, 20, 20, 20]

@@ -92,7 +92,7 @@ class Objective(Protocol):
 
 def passes(images: int, settings: LearnerSettings) -> int:
     """Passes over the images per epoch, so that the mask temperature s rises over at least `min_steps` steps."""
-    return max(1, -(-settings.recipe.min_steps * min(settings.batch_size, images) // max(images, 1)))
+    return max(1, -(-settings.min_steps * min(settings.batch_size, images) // max(images, 1)))
 
 
 class TaskNetwork(ABC):
