@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from itertools import chain, cycle, islice
+from itertools import cycle
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -33,7 +33,9 @@ from service.client import Client
 from service.wire.predictions import Prediction
 
 CLASSES, IMAGES = 5, 20  # per task, per class
-FEW, MANY = slice(1, 4), slice(-10, None)  # tasks whose figures give a median; the first one exports the backbone
+# Tasks whose figures give a median. The first one exports the backbone. Few tasks are measured before and after the
+# others, each time in a new service: a machine may become slower while this runs.
+FEW, MANY = slice(1, 4), slice(-10, None)
 POLL_SECONDS = 0.1
 TASK_SECONDS = 600.0  # time limit
 # Bars: seconds at the most and the fewest tasks, and their ratio.
@@ -64,6 +66,13 @@ def stream(images: ImageSet) -> Iterator[tuple[Labelled, Labelled]]:
         names = [(f"{images.classes[label]} {label}", label) for label in labels]
         batch = [(n, images.read(key)) for n, label in names for key in images.pick("train", label, IMAGES, rng)]
         yield batch, [(name, images.read(images.pick("test", label, 1, rng)[0])) for name, label in names]
+
+
+def mixed(sets: Sequence[ImageSet]) -> list[tuple[Labelled, Labelled]]:
+    """The tasks of all sets, evenly mixed: the first ones are compared with the last, and large images take longer."""
+    every = [list(stream(images)) for images in sets]
+    placed = [((k + 0.5) / len(own), number, k) for number, own in enumerate(every) for k in range(len(own))]
+    return [every[number][k] for _, number, k in sorted(placed)]
 
 
 def learn(client: Client, data: Path, batch: Labelled, tests: Labelled) -> dict[str, Any]:
@@ -107,6 +116,7 @@ def _seconds_until(client: Client, tests: Labelled, started: float, holds: Calla
 
 def measure(tasks: Sequence[tuple[Labelled, Labelled]], work: Path) -> list[dict[str, Any]]:
     out = []
+    work.mkdir(parents=True, exist_ok=True)
     with service(work) as (port, pid), Client(f"http://{HOST}:{port}", timeout=60) as client:
         for number, (batch, tests) in enumerate(tasks, start=1):
             found = learn(client, work / "data", batch, tests)
@@ -127,14 +137,15 @@ def _memory(pid: int) -> dict[str, float]:
     return out
 
 
-def summarise(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The first tasks against the last."""
+def summarise(rows: Sequence[dict[str, Any]], again: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The first tasks, also those that were measured again, against the last."""
 
-    def of(part: slice, name: str) -> float:
-        return round(float(median(row[name] for row in rows[part])), 2)
+    def of(part: Sequence[dict[str, Any]], name: str) -> float:
+        return round(float(median(row[name] for row in part)), 2)
 
-    few, many = (of(part, "provisional_seconds") for part in (FEW, MANY))
-    refined_few, refined_many = (of(part, "refined_seconds") for part in (FEW, MANY))
+    first, last = [*rows[FEW], *again[FEW]], rows[MANY]
+    few, many = (of(part, "provisional_seconds") for part in (first, last))
+    refined_few, refined_many = (of(part, "refined_seconds") for part in (first, last))
     bars = [
         ("seconds to a provisional answer with few tasks", few, PROVISIONAL_FEW),
         ("seconds to a provisional answer with many tasks", many, PROVISIONAL_MANY),
@@ -155,11 +166,12 @@ def main() -> None:
     parser.add_argument("--tasks", type=int, default=50)
     args = parser.parse_args()
     sets = [ImageSet.load(path) for path in args.data or ()] or [ImageSet.made(CLASSES * args.tasks, IMAGES, 1)]
-    tasks = list(islice(chain.from_iterable(map(stream, sets)), args.tasks))
+    tasks = mixed(sets)[: args.tasks]
     with tempfile.TemporaryDirectory(prefix="scaling-") as folder:
-        rows = measure(tasks, Path(folder))
+        rows = measure(tasks, Path(folder) / "all")
+        again = measure(tasks[: FEW.stop], Path(folder) / "first")
     facts = {"date": datetime.now(UTC).date().isoformat(), "machine": machine(), "images": [one.name for one in sets]}
-    document = {**facts, **summarise(rows), "tasks": rows}
+    document = {**facts, **summarise(rows, again), "tasks": rows, "first_tasks_again": again}
     args.json.write_text(json.dumps(document, indent=1) + "\n")
     print(json.dumps(document["bars"], indent=1))
 

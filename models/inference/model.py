@@ -98,6 +98,11 @@ class TaskModel:
         a = self.adapters
         return TaskArrays(a.w1, a.b1, a.w2, a.b2, self.norm_w, self.norm_b)
 
+    @cached_property
+    def one_token_network(self) -> OneTokenNetworks:
+        """The network alone, for a backbone with one token."""
+        return OneTokenNetworks([self.network])
+
 
 class ActiveLabels(NamedTuple):
     """The labels that can be answered, and their classes; merged classes have the same label."""

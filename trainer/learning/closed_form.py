@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from models.inference.evidence import Evidence, Floats, FrozenScores, log_softmax
+from models.inference.evidence import Array, Evidence, Floats, FrozenScores, log_softmax
 from models.inference.rules import FROZEN_TERMS, Rule
 from trainer.learning.advice import frozen_rule
 from trainer.learning.prior import Prior
@@ -19,6 +19,7 @@ from trainer.learning.rule_fit import fit_rule, mean_deviations, prior_weights
 NAME = "closed form"
 FOLDS = 2  # every fold costs another fit of the rule
 NEWTON_STEPS = 20
+TOLERANCE = 1e-4  # of a weight, for evidence with a deviation of 1
 
 
 @dataclass(frozen=True)
@@ -35,8 +36,10 @@ class NetworkGain:
         return self.networks < self.closed_form
 
 
-def fit_closed_form(left_out: FrozenScores, columns: NDArray[np.int64], prior: Prior) -> Rule:
+def fit_closed_form(left_out: FrozenScores, columns: NDArray[np.int64], prior: Prior, near: Rule | None = None) -> Rule:
     """The weights of the frozen terms with the least cross-entropy on left-out images, drawn toward the prior.
+
+    `near`: a rule that is expected to be close, where the search starts.
 
     The prior says how the terms compare. Their common scale follows from the images: the prior's own is that of a rule
     which weighs the networks too.
@@ -49,29 +52,34 @@ def fit_closed_form(left_out: FrozenScores, columns: NDArray[np.int64], prior: P
     terms = [known.term(name) for name in FROZEN_TERMS]
     deviation = mean_deviations(terms)
     scale = np.where(deviation > 1e-9, deviation, 1.0)
-    first = np.array([start.weights[name] for name in FROZEN_TERMS]) * scale
-    scaled = np.stack([term / by for term, by in zip(terms, scale, strict=True)])
-    weights = np.maximum(_least_cross_entropy(scaled, own, first, prior.rule_strength), 0.0) / scale
+    centre, first = (np.array([rule.weights[name] for name in FROZEN_TERMS]) * scale for rule in (start, near or start))
+    scaled = np.stack([term / by for term, by in zip(terms, scale, strict=True)]).astype(np.float32)
+    weights = np.maximum(_least_cross_entropy(scaled, own, centre, first, prior.rule_strength), 0.0) / scale
     return Rule(NAME, dict(zip(FROZEN_TERMS, weights.tolist(), strict=True)))
 
 
-def _least_cross_entropy(terms: Floats, columns: NDArray[np.int64], start: Floats, strength: float) -> Floats:
-    """Newton's method on a convex loss: the cross-entropy of a softmax, and a quadratic penalty around `start`.
+def _least_cross_entropy(
+    terms: Array, columns: NDArray[np.int64], centre: Floats, start: Floats, strength: float
+) -> Floats:
+    """Newton's method on a convex loss: the cross-entropy of a softmax, and a quadratic penalty around `centre`.
 
     `terms` are (terms, n, C).
     """
     count, n, classes = terms.shape
-    flat = terms.reshape(count, -1)
-    weights, right = start, terms[:, np.arange(n), columns].sum(axis=1)
+    flat, weighted = terms.reshape(count, -1), np.empty_like(terms)
+    weights, right = start, terms[:, np.arange(n), columns].sum(axis=1, dtype=np.float64)
     for _ in range(NEWTON_STEPS):
-        shares = np.exp(log_softmax((weights @ flat).reshape(n, classes)))
-        weighted = terms * shares
+        shares = (weights.astype(np.float32) @ flat).reshape(n, classes)
+        shares -= shares.max(axis=1, keepdims=True)
+        np.exp(shares, out=shares)
+        shares /= shares.sum(axis=1, keepdims=True)
+        np.multiply(terms, shares, out=weighted)
         expected = weighted.sum(axis=2)  # (terms, n)
-        gradient = expected.sum(axis=1) - right + strength * (weights - start)
+        gradient = expected.sum(axis=1, dtype=np.float64) - right + strength * (weights - centre)
         hessian = weighted.reshape(count, -1) @ flat.T - expected @ expected.T + strength * np.eye(count)
         step = np.linalg.solve(hessian, gradient)
         weights = weights - step / max(1.0, float(np.abs(step).max()))  # far from the optimum a full step overshoots
-        if float(np.abs(step).max()) < 1e-6:
+        if float(np.abs(step).max()) < TOLERANCE:
             break
     return weights
 
@@ -82,6 +90,7 @@ def network_gain(
     left_out: FrozenScores,
     columns: NDArray[np.int64],
     prior: Prior,
+    closed_form: Rule,
     fitted: Rule,
     rng: np.random.Generator,
 ) -> NetworkGain | None:
@@ -89,7 +98,7 @@ def network_gain(
 
     `evidence` is theirs; `held_out` says which of the left-out images, of classes `columns`, they are. The closed form
     is fitted on all left-out images of the other folds: it does not need images that the networks have not seen.
-    `fitted` is the rule of all held-out images.
+    `closed_form` and `fitted` are the rules of all images.
     """
     places = np.flatnonzero(held_out)
     if len(places) < FOLDS:
@@ -102,7 +111,7 @@ def network_gain(
         """Fill in the losses of one fold."""
         inside, own = fold[places] == k, fold == k
         rules = (
-            fit_closed_form(left_out.rows(~own), columns[~own], prior),
+            fit_closed_form(left_out.rows(~own), columns[~own], prior, closed_form),
             fit_rule(evidence.rows(~inside), columns[places[~inside]], prior, fitted),
         )
         for row, rule in zip(losses, rules, strict=True):

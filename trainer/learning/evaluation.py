@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from models.inference.cascade import Cascade, Chosen
 from models.inference.evidence import Features, Floats, FrozenScores
-from models.inference.model import Model, TaskModel
+from models.inference.model import Model
 from models.inference.novelty import Novelty
 from models.inference.rules import PAPER, PAPER_WITHOUT_OOD, Rule
 from models.network.adapted_blocks import tensors_of
@@ -57,12 +57,9 @@ def evaluate(
     before_scores = scores.first_classes(len(parent.classes))
     ran_before = parent.networks_to_run(before_scores) if parent.tasks else None
     if ran is None and ran_before is None and rotations == parent.rule.rotations == 1:
-
-        def features_of(keys: Sequence[str], tasks: Sequence[TaskModel]) -> NDArray[np.float32]:
-            return tokens.features_of_all(keys, [tensors_of(task) for task in tasks])
-
-        after = tokens.scored.evidence(model, held_keys, scores, features_of)
-        before = tokens.scored.evidence(parent, held_keys, before_scores, features_of) if parent.tasks else None
+        of = tokens.features_of_all
+        after = tokens.scored.evidence(model, held_keys, scores, of)
+        before = tokens.scored.evidence(parent, held_keys, before_scores, of) if parent.tasks else None
     else:
         needed = _needed(model, ran, parent, ran_before, len(held_keys))
         upright, *turned = (
@@ -91,10 +88,12 @@ def evaluate(
         novelty_auc = auc(novelty.known, novelty.simulated)
     else:
         if settings.recipe.networks == "if they pay":
+            prior = settings.recipe.prior
+            closed_form = fit_closed_form(left_out, columns, prior)
             if not settings.draws:  # networks have seen the images that draws come from
-                gain = network_gain(after, rows, left_out, columns, settings.recipe.prior, fitted, rng)
+                gain = network_gain(after, rows, left_out, columns, prior, closed_form, fitted, rng)
             if gain is None or not gain.pays:
-                rule = fit_closed_form(left_out, columns, settings.recipe.prior)
+                rule = closed_form
         novelty = fit_novelty(left_out, known.simulations, settings.recipe.prior, target, kept.weights, known.drawn)
         novelty_auc = simulated_auc(novelty, known.simulations) if known.simulations else None
     model = replace(model, rule=rule, novelty=novelty)
@@ -112,7 +111,8 @@ def _cascade(
     most, recipe = settings.networks_per_image, settings.recipe
     if most is None or tokens.backbone.one_token:
         return None
-    return fit_cascade(left_out, columns, model.counts, recipe.prior, most, recipe.cascade_share)
+    shares = recipe.cascade_share, recipe.sure_share
+    return fit_cascade(left_out, columns, model.counts, recipe.prior, most, *shares)
 
 
 def _needed(model: Model, ran: Chosen | None, parent: Model, ran_before: Chosen | None, images: int) -> Chosen:
@@ -139,12 +139,12 @@ def _task_features(
     tokens: TokenCache, model: Model, keys: Sequence[str], needed: Chosen, view: int
 ) -> NDArray[np.float32]:
     """(T, n, d) under the networks that are needed, 0 elsewhere."""
-    networks = [tensors_of(task) for task in model.tasks]
     if needed.all():
-        return tokens.features_of_all(keys, networks, view=view)
+        return tokens.features_of_all(keys, model.tasks, view=view)
     out = np.zeros((*needed.T.shape, tokens.backbone.spec.dimensions), np.float32)
-    for own, rows, network in zip(out, needed.T, networks, strict=True):
-        own[rows] = tokens.features([key for key, row in zip(keys, rows, strict=True) if row], network, view=view)
+    for own, rows, task in zip(out, needed.T, model.tasks, strict=True):
+        chosen = [key for key, row in zip(keys, rows, strict=True) if row]
+        own[rows] = tokens.features(chosen, tensors_of(task), view=view)
     return out
 
 

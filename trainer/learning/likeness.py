@@ -59,14 +59,16 @@ def assign_folds(
     """
     labels = np.asarray(labels)
     folds = np.full(len(labels), -1, np.int64)
+    found, first = np.unique(np.sort(groups), return_index=True)
+    members = dict(zip(found.tolist(), np.split(np.argsort(groups, kind="stable"), first[1:]), strict=True))
     for label in np.unique(labels):
         own = np.unique(groups[labels == label])
         if len(own) < 2:
             continue
         sizes = np.zeros(count, np.int64)
         start = rng.permutation(count)
-        for group in sorted(rng.permutation(own).tolist(), key=lambda g: -int((groups == g).sum())):
+        for group in sorted(rng.permutation(own).tolist(), key=lambda g: -len(members[g])):
             fold = int(start[np.argmin(sizes[start])])
-            folds[groups == group] = fold
-            sizes[fold] += int((groups == group).sum())
+            folds[members[group]] = fold
+            sizes[fold] += len(members[group])
     return folds

@@ -11,14 +11,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from models.inference.cascade import Cascade
-from models.inference.evidence import Evidence, Floats, FrozenScores, log_softmax
+from models.inference.cascade import NEVER, Cascade, leads, task_scores
+from models.inference.evidence import Evidence, Floats, FrozenScores
 from models.inference.rules import FROZEN_TERMS, LOGIT, TERMS, TERMS_WITHOUT_OOD, Rule, term
 from trainer.learning.prior import Prior
 
 OUTPUTS = ("probability", LOGIT)  # the terms that alpha_k scales
 OUTPUT_RIDGE = 1e-3  # draws (alpha_k, beta_k) toward (1, 0): separable images have no optimum without it
 LEAST_SCALE = 1e-3
+TOLERANCE = 1e-2  # of the gradient of a sum over images
 
 
 def fit_rule(evidence: Evidence, columns: NDArray[np.int64], prior: Prior, near: Rule | None = None) -> Rule:
@@ -35,20 +36,22 @@ def fit_rule(evidence: Evidence, columns: NDArray[np.int64], prior: Prior, near:
     start = np.array([prior.rule[name] for name in TERMS])  # the logits have the prior of the probability
     if len(columns) == 0 or terms.shape[1] < 2:
         return _rule(names, start / scale, np.ones(tasks), np.zeros(tasks))
-    n, classes = terms.shape[:2]
-    others = np.ascontiguousarray((terms[:, :, 1:] / scale[1:]).transpose(2, 0, 1)).reshape(len(names) - 1, -1)
+    # Classes first, (C, n) per term: sums over the classes of an image or of a task then run over whole rows.
+    others = np.ascontiguousarray((terms[:, :, 1:] / scale[1:]).transpose(2, 1, 0))
+    classes, n = others.shape[1:]
+    others = others.reshape(len(names) - 1, -1)
     outputs = TaskOutputs(evidence)
 
     def loss(at: Floats) -> tuple[float, Floats]:
         weights, scales, shifts = np.split(at, [len(names), len(names) + tasks])
         said = outputs.values(scales)
-        scores = (weights[1:] @ others).reshape(n, classes) + said * (weights[0] / scale[0])
-        value, slope = cross_entropy(scores + evidence.per_class(shifts), columns)
+        scores = (weights[1:] @ others).reshape(classes, n) + said * (weights[0] / scale[0])
+        value, slope = cross_entropy(scores + evidence.per_class(shifts)[:, None], columns)
         value += prior.rule_strength / 2 * float(((weights - start) ** 2).sum())
         value += prior.output_strength / 2 * float(((scales - 1) ** 2).sum() + (shifts**2).sum())
-        of_weights = np.append((slope * said).sum() / scale[0], others @ slope.ravel())
+        of_weights = np.append(np.vdot(slope, said) / scale[0], others @ slope.ravel())
         of_scales = outputs.gradient(slope) * (weights[0] / scale[0])
-        of_shifts = np.add.reduceat(slope.sum(axis=0), evidence.starts)
+        of_shifts = np.add.reduceat(slope.sum(axis=1), evidence.starts)
         gradient = [
             of_weights + prior.rule_strength * (weights - start),
             of_scales + prior.output_strength * (scales - 1),
@@ -59,7 +62,7 @@ def fit_rule(evidence: Evidence, columns: NDArray[np.int64], prior: Prior, near:
     first = [start, np.ones(tasks), np.zeros(tasks)]
     if near is not None:
         first = [np.array([near.weights[name] for name in names]) * scale, np.array(near.scales), np.array(near.shifts)]
-    found = minimise(loss, np.concatenate(first), 50)
+    found = minimise(loss, np.concatenate(first), 50, TOLERANCE)
     weights, scales, shifts = np.split(found, [len(names), len(names) + tasks])
     return _rule(names, np.maximum(weights, 0.0) / scale, scales, shifts)
 
@@ -71,69 +74,82 @@ def fit_outputs(rule: Rule, evidence: Evidence, columns: NDArray[np.int64]) -> R
         return rule
     outputs = TaskOutputs(evidence)
     fixed = replace(rule, weights={name: rule.weights[name] for name in rule.weights if name not in OUTPUTS})
-    rest, n = fixed.log_scores(evidence), len(columns)
+    rest, n = fixed.log_scores(evidence).T, len(columns)
     weight = sum(rule.weights.get(name, 0.0) for name in OUTPUTS)
 
     def loss(at: Floats) -> tuple[float, Floats]:
         scales, shifts = np.split(at, 2)
-        value, slope = cross_entropy(rest + weight * outputs.values(scales) + evidence.per_class(shifts), columns)
+        value, slope = cross_entropy(
+            rest + weight * outputs.values(scales) + evidence.per_class(shifts)[:, None], columns
+        )
         value = value / n + OUTPUT_RIDGE / 2 * float(((scales - 1) ** 2).sum() + (shifts**2).sum())
         of_scales = weight * outputs.gradient(slope) / n + OUTPUT_RIDGE * (scales - 1)
-        of_shifts = np.add.reduceat(slope.sum(axis=0), evidence.starts) / n + OUTPUT_RIDGE * shifts
+        of_shifts = np.add.reduceat(slope.sum(axis=1), evidence.starts) / n + OUTPUT_RIDGE * shifts
         return value, np.concatenate([of_scales, of_shifts])
 
-    alpha, beta = np.split(minimise(loss, np.concatenate([np.ones(tasks), np.zeros(tasks)]), 100), 2)
+    alpha, beta = np.split(minimise(loss, np.concatenate([np.ones(tasks), np.zeros(tasks)]), 100, TOLERANCE / n), 2)
     alpha = np.maximum(alpha, LEAST_SCALE)
     return replace(rule, scales=tuple(alpha.tolist()), shifts=tuple(beta.tolist()))
 
 
 class TaskOutputs:
-    """What each task says of its classes (n, C), with its logits multiplied by a scale per task.
+    """What each task says of its classes (C, n), with its logits multiplied by a scale per task.
 
-    Log-probabilities of heads with `ood`, otherwise the logits themselves. All tasks at once: a loop over them would
-    take most of the time of a fit.
+    Log-probabilities of heads with `ood`, otherwise the logits themselves. All tasks at once, as if each had as many
+    classes as the largest: a loop over them, or `reduceat`, would take most of the time of a fit.
     """
 
     def __init__(self, evidence: Evidence) -> None:
-        self._evidence = evidence
-        self._mean = np.zeros_like(evidence.ood_logits)  # (n, T), of a task's logits, under their probabilities
+        counts = np.array(evidence.counts)
+        self._evidence, self._ood = evidence, np.ascontiguousarray(evidence.ood_logits.T)  # (T, n)
+        self._task = np.repeat(np.arange(len(counts)), counts)
+        self._place = np.arange(len(self._task)) - np.repeat(evidence.starts, counts)  # of a class in its task
+        self._logits = np.ascontiguousarray(evidence.class_logits.T)
+        shape = (int(counts.max()), *self._ood.shape)
+        self._padded = np.zeros(shape)  # (largest c_k, T, n)
+        self._padded[self._place, self._task] = self._logits
+        self._absent = np.arange(shape[0])[:, None] >= counts  # (largest c_k, T)
+        self._mean = np.zeros_like(self._ood)  # of a task's logits, under their probabilities
 
     def values(self, scales: Floats) -> Floats:
-        evidence = self._evidence
-        logits = evidence.class_logits * evidence.per_class(scales)
-        if not evidence.has_ood:
-            return logits
-        ood = evidence.ood_logits * scales
-        top = np.maximum(np.maximum.reduceat(logits, evidence.starts, axis=1), ood)
-        shifted = logits - evidence.per_class(top)
-        share, ood_share = np.exp(shifted), np.exp(ood - top)
-        total = np.add.reduceat(share, evidence.starts, axis=1) + ood_share
-        weighted = np.add.reduceat(share * evidence.class_logits, evidence.starts, axis=1)
-        self._mean = (weighted + ood_share * evidence.ood_logits) / total
-        return shifted - evidence.per_class(np.log(total))
+        if not self._evidence.has_ood:
+            return self._logits * self._evidence.per_class(scales)[:, None]
+        logits, ood = self._padded * scales[:, None], self._ood * scales[:, None]
+        logits[self._absent] = -np.inf
+        top = np.maximum(logits.max(axis=0), ood)
+        logits -= top
+        share, ood_share = np.exp(logits), np.exp(ood - top)
+        total = share.sum(axis=0) + ood_share
+        share *= self._padded
+        self._mean = (share.sum(axis=0) + ood_share * self._ood) / total
+        logits -= np.log(total)
+        return logits[self._place, self._task]
 
     def gradient(self, slope: Floats) -> Floats:
-        """Of a function with this slope (n, C) over the last values, over the scales: (T,)."""
-        starts = self._evidence.starts
-        own = np.add.reduceat((slope * self._evidence.class_logits).sum(axis=0), starts)
-        if not self._evidence.has_ood:
-            return own
-        out: Floats = own - (np.add.reduceat(slope, starts, axis=1) * self._mean).sum(axis=0)
+        """Of a function with this slope (C, n) over the last values, over the scales: (T,)."""
+        own = np.einsum("cn,cn->c", slope, self._logits)
+        if self._evidence.has_ood:
+            own -= np.einsum("cn,cn->c", slope, self._mean[self._task])
+        out: Floats = np.add.reduceat(own, self._evidence.starts)
         return out
 
 
 def cross_entropy(scores: Floats, columns: NDArray[np.int64]) -> tuple[float, Floats]:
-    """The sum over images of the cross-entropy with their classes, and its slope over the scores: (n, C)."""
-    log_shares, own = log_softmax(scores), (np.arange(len(columns)), columns)
-    slope = np.exp(log_shares)
+    """The sum over images of the cross-entropy with their classes, and its slope over the scores (C, n)."""
+    own = (columns, np.arange(len(columns)))
+    shifted = scores - scores.max(axis=0)
+    right = shifted[own]
+    slope = np.exp(shifted, out=shifted)
+    total = slope.sum(axis=0)
+    slope /= total
     slope[own] -= 1
-    return -float(log_shares[own].sum()), slope
+    return float((np.log(total) - right).sum()), slope
 
 
-def minimise(loss: Callable[[Floats], tuple[float, Floats]], start: Floats, steps: int) -> Floats:
-    """L-BFGS, from a function that gives value and gradient."""
+def minimise(loss: Callable[[Floats], tuple[float, Floats]], start: Floats, steps: int, tolerance: float) -> Floats:
+    """L-BFGS, from a function that gives value and gradient, until no part of the gradient is above the tolerance."""
     at = torch.from_numpy(start.copy())
-    optimiser = torch.optim.LBFGS([at], max_iter=steps, line_search_fn="strong_wolfe")
+    optimiser = torch.optim.LBFGS([at], max_iter=steps, tolerance_grad=tolerance, line_search_fn="strong_wolfe")
 
     def closure() -> float:
         value, gradient = loss(at.numpy())
@@ -156,30 +172,51 @@ def _deviation(terms: Floats, evidence: Evidence) -> Floats:
     """
     if len(terms) == 0:
         return np.ones(terms.shape[2])
-    if evidence.ran is None:
+    if evidence.ran is None or not evidence.ran.any():
         deviation = mean_deviations([terms[:, :, t] for t in range(terms.shape[2])])
     else:
-        ran = np.repeat(evidence.ran, evidence.counts, axis=1)
-        deviation = np.nanmean(np.nanstd(np.where(ran[:, :, None], terms, np.nan), axis=1), axis=0)
+        some = evidence.ran.any(axis=1)
+        ran = np.repeat(evidence.ran[some], evidence.counts, axis=1)
+        deviation = np.nanstd(np.where(ran[:, :, None], terms[some], np.nan), axis=1).mean(axis=0)
     return np.where(deviation > 1e-9, deviation, 1.0)
 
 
 def fit_cascade(
-    left_out: FrozenScores, columns: NDArray[np.int64], counts: tuple[int, ...], prior: Prior, most: int, share: float
+    left_out: FrozenScores,
+    columns: NDArray[np.int64],
+    counts: tuple[int, ...],
+    prior: Prior,
+    most: int,
+    share: float,
+    sure_share: float,
 ) -> Cascade:
-    """The cascade whose margin includes the own task of this share of left-out images; `most` networks run at most.
+    """The cascade whose margin includes the own task of a share of left-out images; `most` networks run at most.
 
-    The weights are the prior's: which networks run must be known before the rule is fitted on what they say.
+    No network runs for images of which the frozen evidence is sure: at least `sure_share` of the left-out ones have the
+    class that it says. The weights are the prior's: which networks run must be known before the rule is fitted on what
+    they say.
     """
     rows = np.asarray(~np.isnan(left_out.ridge).any(axis=1))
-    known = left_out.rows(rows)
-    everything = Cascade(prior_weights(known, prior), np.inf, most)
-    if not rows.any() or len(counts) < 2:
-        return replace(everything, margin=float(np.finfo(np.float64).max))
-    scores = everything.task_scores(known, counts)
-    own = np.repeat(np.arange(len(counts)), counts)[columns[rows]]
-    gaps = scores.max(axis=1) - np.take_along_axis(scores, own[:, None], axis=1)[:, 0]
-    return replace(everything, margin=float(np.quantile(gaps, share, method="higher")))
+    known, own = left_out.rows(rows), columns[rows]
+    cascade = Cascade(prior_weights(known, prior), NEVER, most)
+    if not rows.any():
+        return cascade
+    classes = cascade.class_scores(known)
+    scores, task = task_scores(classes, counts), np.repeat(np.arange(len(counts)), counts)[own]
+    gaps = scores.max(axis=1) - np.take_along_axis(scores, task[:, None], axis=1)[:, 0]
+    margin = float(np.quantile(gaps, share, method="higher")) if len(counts) > 1 else NEVER
+    return replace(cascade, margin=margin, sure=_sure(leads(classes), classes.argmax(axis=1) == own, sure_share))
+
+
+def _sure(leads: Floats, right: NDArray[np.bool_], share: float) -> float:
+    """The least lead from which on at least this share of images is right, one more wrong image included.
+
+    The additional one is for fresh images: a few right ones prove little.
+    """
+    order = np.argsort(-leads, kind="stable")
+    wrong = (np.cumsum(~right[order]) + 1) / (np.arange(len(order)) + 2)
+    enough = np.flatnonzero(wrong <= 1 - share)
+    return float(leads[order[enough[-1]]]) if len(enough) else NEVER
 
 
 def prior_weights(left_out: FrozenScores, prior: Prior) -> dict[str, float]:

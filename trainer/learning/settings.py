@@ -54,6 +54,7 @@ class Recipe(BaseModel):
     hold_out: float = Field(0.2, gt=0, lt=0.5)  # share of a class that no network is trained on, for calibration
     networks: Literal["if they pay", "always"] = "if they pay"  # whether their evidence counts in the fitted rule
     cascade_share: float = Field(0.99, gt=0, le=1)  # of left-out images, whose own network the cascade's margin runs
+    sure_share: float = Field(0.98, gt=0, le=1)  # of left-out images that run no network, whose class is right
     calibration_images: int = Field(1000, ge=1)  # used in one calibration at most, the same number of each class
     prior: Prior = Prior()
 

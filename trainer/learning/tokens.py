@@ -16,9 +16,10 @@ from torch import Tensor
 
 from models.errors import StoreError
 from models.inference.evidence import Floats
+from models.inference.model import TaskModel
 from models.inference.one_token import OneTokenNetworks, TaskArrays
 from models.inference.runtime import Runtime
-from models.network.adapted_blocks import TaskTensors
+from models.network.adapted_blocks import TaskTensors, tensors_of
 from models.network.backbone import Backbone
 from tasks.images import FeatureCache, FeatureStore
 from trainer.learning.forward_passes import CHUNK, MAX_VIEWS, ForwardPasses, Item, Reader, padded
@@ -107,7 +108,8 @@ class TokenCache:
     ) -> NDArray[np.float32]:
         """z under one finished task's network: (n, d); without `store`, later tasks compute it again."""
         if self.backbone.one_token:
-            alone: NDArray[np.float32] = self._one_token_features(keys, [task], view)[0]
+            network = OneTokenNetworks([TaskArrays(*(tensor.contiguous().numpy() for tensor in task))])
+            alone: NDArray[np.float32] = self._one_token_features(keys, [network], view)[0]
             return alone
         job = Job("task features", {}, dict(zip(TaskTensors._fields, task, strict=True)))
         return self._feature_rows(
@@ -120,24 +122,24 @@ class TokenCache:
             store,
         )
 
-    def features_of_all(
-        self, keys: Sequence[str], tasks: Sequence[TaskTensors], *, view: int = 0, store: bool = True
-    ) -> NDArray[np.float32]:
-        """z under the networks of several finished tasks: (T, n, d)."""
+    def features_of_all(self, keys: Sequence[str], tasks: Sequence[TaskModel], *, view: int = 0) -> NDArray[np.float32]:
+        """z under the networks of several learned tasks: (T, n, d)."""
         if self.backbone.one_token:
-            return self._one_token_features(keys, tasks, view)
-        every = [self.features(keys, task, view=view, store=store) for task in tasks]
+            return self._one_token_features(keys, [task.one_token_network for task in tasks], view)
+        every = [self.features(keys, tensors_of(task), view=view) for task in tasks]
         return np.stack(every) if every else np.zeros((0, len(keys), self.backbone.spec.dimensions), np.float32)
 
-    def _one_token_features(self, keys: Sequence[str], tasks: Sequence[TaskTensors], view: int) -> NDArray[np.float32]:
+    def _one_token_features(
+        self, keys: Sequence[str], networks: Sequence[OneTokenNetworks], view: int
+    ) -> NDArray[np.float32]:
+        """Under networks of one task each: the last bits of a feature depend on those that are computed with it."""
         size = self.backbone.spec.dimensions  # what follows in the token is for the frozen feature only
-        out = np.empty((len(tasks), len(keys), size), np.float32)
+        out = np.empty((len(networks), len(keys), size), np.float32)
         pooled = np.zeros((-(-len(keys) // CHUNK) * CHUNK, size), np.float32)  # whole chunks
         if keys:
             pooled[: len(keys)] = self._tokens(keys, view)[:, 0, :size].numpy()
         with blas_threads(1):  # two take as long for such small products, and the time of both cores
-            for own, task in zip(out, tasks, strict=True):
-                network = OneTokenNetworks([TaskArrays(*(tensor.contiguous().numpy() for tensor in task))])
+            for own, network in zip(out, networks, strict=True):
                 for start in range(0, len(keys), CHUNK):
                     chunk = own[start : start + CHUNK]
                     chunk[:] = network.features(pooled[start : start + CHUNK])[0, : len(chunk)]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.inference.cascade import Cascade, without_others
+from models.inference.cascade import NEVER, Cascade, without_others
 from models.inference.evidence import FrozenScores, log_coefficients, log_probabilities
 from models.inference.model import Model
 from models.inference.rules import Rule
@@ -36,6 +36,26 @@ def test_at_most_so_many_networks_run_and_at_least_one() -> None:
     frozen = by_ridge([0.3, 0.2, 0.1], [np.nan, np.nan, np.nan])
     assert Cascade(RIDGE, np.inf, 2).choose(frozen, (1, 1, 1)).tolist() == [[True, True, False], [True, False, False]]
     assert Cascade(RIDGE, 0.0, 2).choose(frozen, (1, 1, 1))[0].tolist() == [True, False, False]
+
+
+def test_no_network_runs_for_an_image_whose_best_class_is_far_above_the_second() -> None:
+    frozen = by_ridge([0.9, 0.1, 0.2], [0.9, 0.5, 0.2], [0.9, 0.85, 0.2], [np.nan, np.nan, np.nan])
+    chosen = Cascade(RIDGE, 0.1, 2, sure=0.4).choose(frozen, (1, 1, 1))
+    assert chosen.tolist() == [[False] * 3, [False] * 3, [True, True, False], [True, False, False]]
+    assert Cascade(RIDGE, 0.1, 2, sure=0.7).choose(by_ridge([0.9, 0.1]), (2,)).tolist() == [[False]]  # a single task
+    assert Cascade(RIDGE, 0.1, 2, sure=0.7).choose(by_ridge([0.9]), (1,)).tolist() == [[True]]  # a single class
+
+
+@quick
+@given(seeds, class_counts, st.booleans())
+def test_without_networks_the_frozen_evidence_decides_alone(seed: int, counts: list[int], has_ood: bool) -> None:
+    evidence = replace(random_evidence(seed, counts), has_ood=has_ood)
+    filled = without_others(evidence, np.zeros((len(evidence.frozen.ridge), len(counts)), bool))
+    said = "probability" if has_ood else "logit"
+    rule = Rule("all", {said: 1.0, "coefficient": 1.0, "task_cosine": 1.0, "ridge": 1.0})
+    scores = rule.log_scores(filled) - evidence.frozen.ridge
+    assert np.isfinite(scores).all()
+    np.testing.assert_allclose(scores, np.broadcast_to(scores[:, :1], scores.shape), atol=1e-9)
 
 
 @quick
@@ -82,9 +102,11 @@ def test_what_networks_would_have_said_does_not_matter_if_they_did_not_run() -> 
 
 
 def test_a_rule_with_a_cascade_survives_json() -> None:
-    rule = Rule("fitted", {"ridge": 0.3}, (0.9,), (0.1,), Cascade({"ridge": 0.5}, 1.25, 2))
+    rule = Rule("fitted", {"ridge": 0.3}, (0.9,), (0.1,), Cascade({"ridge": 0.5}, 1.25, 2, 0.75))
     assert Rule.from_dict(json.loads(json.dumps(rule.to_dict()))) == rule
     assert "cascade" not in Rule().to_dict()
+    older = {"weights": {"ridge": 0.5}, "margin": 1.25, "most": 2}
+    assert Cascade.from_dict(older) == Cascade({"ridge": 0.5}, 1.25, 2, NEVER)
 
 
 @pytest.fixture(scope="module")

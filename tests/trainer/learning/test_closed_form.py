@@ -42,9 +42,9 @@ def networks_know(columns: NDArray[np.int64], strength: float, seed: int = 0) ->
 
 
 def gain_of(evidence: Evidence, columns: NDArray[np.int64]) -> NetworkGain:
-    everything = np.ones(len(columns), bool)
-    fitted = fit_rule(evidence, columns, Prior())
-    found = network_gain(evidence, everything, evidence.frozen, columns, Prior(), fitted, np.random.default_rng(0))
+    everything, frozen = np.ones(len(columns), bool), evidence.frozen
+    rules = fit_closed_form(frozen, columns, Prior()), fit_rule(evidence, columns, Prior())
+    found = network_gain(evidence, everything, frozen, columns, Prior(), *rules, np.random.default_rng(0))
     assert found is not None
     return found
 
@@ -103,7 +103,7 @@ def test_networks_that_know_more_pay_and_noise_does_not(columns: NDArray[np.int6
 def test_a_single_held_out_image_compares_nothing(columns: NDArray[np.int64]) -> None:
     evidence, one = networks_know(columns, 4.0), np.arange(len(columns)) == 0
     rng = np.random.default_rng(0)
-    assert network_gain(evidence.rows(one), one, evidence.frozen, columns, Prior(), Rule(), rng) is None
+    assert network_gain(evidence.rows(one), one, evidence.frozen, columns, Prior(), Rule(), Rule(), rng) is None
 
 
 def test_a_version_whose_networks_do_not_pay_answers_in_closed_form() -> None:

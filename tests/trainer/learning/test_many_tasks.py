@@ -22,11 +22,10 @@ def test_features_of_all_tasks_are_those_of_each(count: int) -> None:
     learner = tiny_learner()
     model = learn_tasks(learner, class_tasks([2, 1]))[-1].model
     keys = [key for own in TinyImages().batch(["a"], count=count or 1).values() for key in own][:count]
-    networks = [tensors_of(task) for task in model.tasks]
-    every = learner.tokens.features_of_all(keys, networks)
+    every = learner.tokens.features_of_all(keys, model.tasks)
     assert every.shape == (2, count, learner.backbone.spec.dimensions)
-    for own, network in zip(every, networks, strict=True):
-        np.testing.assert_allclose(own, learner.tokens.features(keys, network), atol=1e-5)
+    for own, task in zip(every, model.tasks, strict=True):
+        np.testing.assert_allclose(own, learner.tokens.features(keys, tensors_of(task)), atol=1e-5)
 
 
 def test_a_cnn_computes_features_of_all_tasks_as_its_blocks_do(tmp_path: Path) -> None:
@@ -34,11 +33,11 @@ def test_a_cnn_computes_features_of_all_tasks_as_its_blocks_do(tmp_path: Path) -
     tokens = TokenCache(backbone, lambda key: b"")
     pooled = torch.randn(CHUNK + 1, 1, backbone.spec.frozen.size, generator=torch.Generator().manual_seed(0))
     keys = [str(number) for number in range(len(pooled))]
-    networks = [tensors_of(random_task(backbone, 8, seed)) for seed in (1, 2)]
+    tasks = [random_task(backbone, 8, seed) for seed in (1, 2)]
     with patch.object(tokens, "_tokens", lambda chunk, view: torch.stack([pooled[int(key)] for key in chunk])):
-        found = tokens.features_of_all(keys, networks)
+        found = tokens.features_of_all(keys, tasks)
     with torch.inference_mode():
-        expected = [backbone.blocks(pooled, network).numpy() for network in networks]
+        expected = [backbone.blocks(pooled, tensors_of(task)).numpy() for task in tasks]
     np.testing.assert_allclose(found, np.stack(expected), atol=1e-3)
 
 

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 import trainer.learning.left_out_evidence
 from models.inference.evidence import Features
 from models.inference.model import Model, TaskModel
-from models.network.adapted_blocks import tensors_of
 from tests.support.tiny_model import TinyImages, class_tasks, learn_tasks, silent_progress, tiny_learner
 from trainer.learning.back_update import heads_to_update
 from trainer.learning.checkpoint import Checkpoint
@@ -72,7 +71,7 @@ def scored(
 
     def features_of(missing: Sequence[str], tasks: Sequence[TaskModel]) -> NDArray[np.float32]:
         passes.append(len(missing) * len(tasks))
-        return learner.tokens.features_of_all(missing, [tensors_of(task) for task in tasks])
+        return learner.tokens.features_of_all(missing, tasks)
 
     frozen = model.frozen.scores(*learner.tokens.frozen(keys))
     found = known.evidence(model, keys, frozen, features_of)
@@ -92,7 +91,7 @@ def test_only_new_images_and_changed_heads_are_scored_again() -> None:
     assert passes == [10]
     for a, b in zip(found, scored(learner, changed, keys, ScoredImages())[1], strict=True):
         np.testing.assert_array_equal(a, b)  # also those that were scored with other images and tasks
-    features = learner.tokens.features_of_all(keys, [tensors_of(task) for task in model.tasks])
+    features = learner.tokens.features_of_all(keys, model.tasks)
     expected = changed.evidence(Features(features, *learner.tokens.frozen(keys)))
     np.testing.assert_allclose(found[0], expected.class_logits, atol=1e-4)
 
