@@ -1,8 +1,9 @@
 """`python -m benchmarks.scaling.profile --out FILE.md`: what takes the time of learning a task and of answering.
 
-Learning: tasks of 5 classes x 20 generated images, in one process, with a provisional version each; the last task and
-one of the first are profiled. Answering: a version with random tasks, batches of a server on one thread. The profiler
-itself adds time to small functions, so shares count, not seconds.
+Learning: tasks of 5 classes x 20 images, in one process, with a provisional version each; the last task and one of the
+first are profiled. With `--data` the images are photographs of image sets, otherwise they are generated. Answering: a
+version with random tasks, batches of a server on one thread. The profiler itself adds time to small functions, so
+shares count, not seconds.
 """
 
 from __future__ import annotations
@@ -15,12 +16,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from itertools import islice
 from pathlib import Path
 
 from benchmarks.accuracy.data import ImageSet
 from benchmarks.machine import machine
-from benchmarks.scaling.learning import CLASSES, IMAGES, Labelled, stream
+from benchmarks.scaling.learning import CLASSES, IMAGES, Labelled, mixed
 from benchmarks.scaling.made_models import CONFIGURATIONS, MadeVersions
 from benchmarks.serving.made_images import make_image
 from models.inference.predictor import Predictor
@@ -56,10 +56,10 @@ def learn(data: Path, batch: Labelled, settings: LearnerSettings) -> dict[str, f
     return {**ends, "publishing": time.monotonic() - started}
 
 
-def learning(tasks: int, data: Path) -> str:
+def learning(tasks: int, sets: Sequence[ImageSet], data: Path) -> str:
     """The phases without the profiler, and the functions with it: two tasks of each, with few and with many."""
     # The task after the last numbered one is profiled: the profiler must not slow down those that are timed.
-    batches = [batch for batch, _ in islice(stream(ImageSet.made(CLASSES * (tasks + 1), IMAGES, 1)), tasks + 1)]
+    batches = [batch for batch, _ in mixed(sets or [ImageSet.made(CLASSES * (tasks + 1), IMAGES, 1)])[: tasks + 1]]
     settings = LearnerSettings(backbone="tf_efficientnet_lite0")
     phases: dict[int, dict[str, float]] = {}
     profiles: dict[int, str] = {}
@@ -131,16 +131,19 @@ def profiled(call: Callable[[], object], rows: int = 24) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scaling.profile", description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="Markdown file of the report")
+    parser.add_argument("--data", type=Path, nargs="+", default=[], help="image sets (default: generated images)")
     parser.add_argument("--tasks", type=int, default=50, help="of the larger version (default 50)")
     parser.add_argument("--weights", type=Path, help="folder with DeiT's safetensors file (default: random weights)")
     parser.add_argument("--skip-learning", action="store_true")
     args = parser.parse_args()
     where = machine()
-    parts = [f"# Profiles\n\n`{' '.join(['python -m benchmarks.scaling.profile', *sys.argv[1:]])}`\n"]
+    named = [Path(word).name if "/" in word else word for word in sys.argv[1:]]  # no path of this machine
+    parts = [f"# Profiles\n\n`{' '.join(['python -m benchmarks.scaling.profile', *named])}`\n"]
     parts += [f"{where['cpu']}, {where['cores']} cores. Shares are of the profiled call.\n"]
     with tempfile.TemporaryDirectory(prefix="profile-") as folder:
         if not args.skip_learning:
-            parts.append(learning(args.tasks, Path(folder) / "data"))
+            sets = [ImageSet.load(path) for path in args.data]
+            parts.append(learning(args.tasks, sets, Path(folder) / "data"))
         parts += [serving(name, (1, args.tasks), Path(folder), args.weights) for name in CONFIGURATIONS]
     args.out.write_text("\n".join(parts))
 

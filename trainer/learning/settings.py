@@ -139,7 +139,7 @@ class LearnerSettings(Settings):
     )
     cascade: Literal["off"] | Annotated[int, Field(ge=1)] | None = Field(
         None,
-        description="networks that run per image at most, the best by frozen evidence, for a transformer; off: all; "
+        description="networks of a transformer that run per image at most, the best by frozen evidence; off: all; "
         "empty: 2 with the method more and the fitted rule, otherwise all",
     )
     accept: float = Field(0.95, gt=0.5, lt=1, description="share of known images that the threshold accepts")
