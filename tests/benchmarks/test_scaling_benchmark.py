@@ -85,13 +85,16 @@ def test_wrong_arguments_are_refused(words: list[str]) -> None:
         arguments(["--json", "out.json", *words])
 
 
-def test_the_last_tasks_are_compared_with_the_first_ones_without_the_very_first() -> None:
+def test_the_last_tasks_are_compared_with_the_first_ones_of_both_services() -> None:
     seconds = [(60.0, 70.0), *[(2.0, 5.0)] * 10, *[(4.0, 14.0)] * 10]
-    rows = [
-        {"tasks": n, "provisional_seconds": one, "refined_seconds": other}
-        for n, (one, other) in enumerate(seconds, start=1)
-    ]
-    found = learning.summarise(rows)
+    rows, again = (
+        [
+            {"tasks": n, "provisional_seconds": one, "refined_seconds": other}
+            for n, (one, other) in enumerate(part, start=1)
+        ]
+        for part in (seconds, [(60.0, 70.0), *[(1.0, 3.0)] * 3])
+    )
+    found = learning.summarise(rows, again)
     assert (found["first_tasks"], found["last_tasks"]) == ([2, 3, 4], list(range(12, 22)))
-    assert [bar["found"] for bar in found["bars"]] == [2.0, 4.0, 14.0, 2.8]
+    assert [bar["found"] for bar in found["bars"]] == [1.5, 4.0, 14.0, 3.5]
     assert [bar["met"] for bar in found["bars"]] == [True, True, True, False]
