@@ -13,6 +13,7 @@ from models.inference.novelty import Novelty
 from models.inference.rules import PAPER, PAPER_WITHOUT_OOD, Rule
 from models.network.adapted_blocks import tensors_of
 from trainer.learning.advice import advise, frozen_rule
+from trainer.learning.cascade_fit import fit_cascade
 from trainer.learning.closed_form import NetworkGain, fit_closed_form, network_gain
 from trainer.learning.forward_passes import turned_view
 from trainer.learning.gate import Verdict, auc, judge
@@ -20,7 +21,7 @@ from trainer.learning.left_out_evidence import left_out_evidence
 from trainer.learning.memory import Samples, spread_over_classes
 from trainer.learning.methods import method_of
 from trainer.learning.novelty_fit import Target, fit_novelty, paper_novelty
-from trainer.learning.rule_fit import fit_cascade, fit_outputs, fit_rule
+from trainer.learning.rule_fit import fit_outputs, fit_rule
 from trainer.learning.settings import LearnerSettings
 from trainer.learning.tokens import TokenCache
 

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from models.inference.cascade import NEVER, Cascade, leads, task_scores
 from models.inference.evidence import Evidence, Floats, FrozenScores
 from models.inference.rules import FROZEN_TERMS, LOGIT, TERMS, TERMS_WITHOUT_OOD, Rule, term
 from trainer.learning.prior import Prior
@@ -179,44 +178,6 @@ def _deviation(terms: Floats, evidence: Evidence) -> Floats:
         ran = np.repeat(evidence.ran[some], evidence.counts, axis=1)
         deviation = np.nanstd(np.where(ran[:, :, None], terms[some], np.nan), axis=1).mean(axis=0)
     return np.where(deviation > 1e-9, deviation, 1.0)
-
-
-def fit_cascade(
-    left_out: FrozenScores,
-    columns: NDArray[np.int64],
-    counts: tuple[int, ...],
-    prior: Prior,
-    most: int,
-    share: float,
-    sure_share: float,
-) -> Cascade:
-    """The cascade whose margin includes the own task of a share of left-out images; `most` networks run at most.
-
-    No network runs for images of which the frozen evidence is sure: at least `sure_share` of the left-out ones have the
-    class that it says. The weights are the prior's: which networks run must be known before the rule is fitted on what
-    they say.
-    """
-    rows = np.asarray(~np.isnan(left_out.ridge).any(axis=1))
-    known, own = left_out.rows(rows), columns[rows]
-    cascade = Cascade(prior_weights(known, prior), NEVER, most)
-    if not rows.any():
-        return cascade
-    classes = cascade.class_scores(known)
-    scores, task = task_scores(classes, counts), np.repeat(np.arange(len(counts)), counts)[own]
-    gaps = scores.max(axis=1) - np.take_along_axis(scores, task[:, None], axis=1)[:, 0]
-    margin = float(np.quantile(gaps, share, method="higher")) if len(counts) > 1 else NEVER
-    return replace(cascade, margin=margin, sure=_sure(leads(classes), classes.argmax(axis=1) == own, sure_share))
-
-
-def _sure(leads: Floats, right: NDArray[np.bool_], share: float) -> float:
-    """The least lead from which on at least this share of images is right, one more wrong image included.
-
-    The additional one is for fresh images: a few right ones prove little.
-    """
-    order = np.argsort(-leads, kind="stable")
-    wrong = (np.cumsum(~right[order]) + 1) / (np.arange(len(order)) + 2)
-    enough = np.flatnonzero(wrong <= 1 - share)
-    return float(leads[order[enough[-1]]]) if len(enough) else NEVER
 
 
 def prior_weights(left_out: FrozenScores, prior: Prior) -> dict[str, float]:

@@ -11,8 +11,8 @@ from models.inference.evidence import FrozenScores
 from models.inference.rules import Rule
 from tests.support.tiny_model import class_tasks, features_of, learn_tasks, tiny_learner
 from trainer.learning import evaluation
+from trainer.learning.cascade_fit import fit_cascade
 from trainer.learning.prior import Prior
-from trainer.learning.rule_fit import fit_cascade
 from trainer.learning.settings import LearnerSettings
 
 
