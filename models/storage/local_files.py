@@ -71,13 +71,13 @@ class LocalFiles:
 
     def list(self, prefix: str) -> Iterator[Stored]:
         folder = prefix.rpartition("/")[0]
-        for place, names, file_names in os.walk(self.root / folder):
-            names[:] = [name for name in names if not name.startswith(".")]
-            parent = Path(place).relative_to(self.root).as_posix()
-            for name in file_names:
-                key = name if parent == "." else f"{parent}/{name}"
-                if not name.startswith(".") and key.startswith(prefix) and (found := self.find(key)) is not None:
-                    yield found
+        for key, entry in _files(self.root / folder, f"{folder}/" if folder else ""):
+            if key.startswith(prefix):
+                try:
+                    stat = entry.stat()
+                except FileNotFoundError:
+                    continue
+                yield Stored(key, stat.st_size, stat.st_mtime)
 
     def delete(self, keys: Iterable[str]) -> None:
         folders = set()
@@ -105,3 +105,17 @@ class LocalFiles:
 
     def drop_copies(self, keys: Iterable[str]) -> None:
         """There are no copies."""
+
+
+def _files(folder: Path | str, prefix: str) -> Iterator[tuple[str, os.DirEntry[str]]]:
+    """All files under a folder, by keys with this prefix, without those that begin with a dot."""
+    try:
+        with os.scandir(folder) as found:
+            entries = [entry for entry in found if not entry.name.startswith(".")]
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    for entry in entries:
+        if entry.is_dir(follow_symlinks=False):
+            yield from _files(entry.path, f"{prefix}{entry.name}/")
+        elif not entry.is_dir():
+            yield f"{prefix}{entry.name}", entry

@@ -18,6 +18,7 @@ from models.inference.frozen import FrozenStatistics, inverse_root
 from trainer.learning.likeness import independent_weights, likeness_groups
 
 Indices = NDArray[np.int64]
+NEARLY = 0.1  # of the degrees of freedom: distances then differ by a twentieth, those of known and novel images alike
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,10 @@ class LeaveOut:
             self._whitened_at[freedom] = _Rows.of(images, means), _Rows.of(images[:, first], means[:, first])
         return self._whitened_at[freedom]
 
+    def _shared(self, freedom: float) -> float:
+        """Degrees of freedom of which there is an inverse already, if they are nearly the same."""
+        return next((known for known in self._whitened_at if abs(known - freedom) < NEARLY * freedom), freedom)
+
     @cached_property
     def _ridge_products(self) -> tuple[Array, Array]:
         """(products of expanded features under the inverse Gram matrix (n, n), ridge scores (n, C))"""
@@ -73,7 +78,7 @@ class LeaveOut:
         left = (counts[touched] - np.bincount(member, minlength=len(touched))).astype(np.float32)
         whole = np.flatnonzero(np.isin(self.columns, classes))
         removed = _Removed(images, np.searchsorted(remaining, touched), member, left, remaining, whole)
-        freedom = freedom or self.statistics.freedom
+        freedom = self._shared(freedom or self.statistics.freedom)
         part = np.unique(np.concatenate([scored, images, whole]))  # the images that take part
         places = [np.searchsorted(part, rows) for rows in (scored, images, whole)]
         local = replace(removed, images=places[1], whole=places[2])

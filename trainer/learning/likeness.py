@@ -26,21 +26,24 @@ def likeness_groups(
     groups, total = np.zeros(len(x), np.int64), 0
     for label in np.unique(labels):
         rows = np.flatnonzero(labels == label)
-        room = max(1, -(-len(rows) // least))
-        leaders: list[int] = []
-        sizes: list[int] = []
-        for row in rows:
-            similar = x[leaders] @ x[row] if leaders else np.zeros(0)
-            fitting = [g for g in np.flatnonzero(similar >= NEAR_DUPLICATE) if sizes[g] < room]
-            if fitting:
-                group = int(fitting[0])
-                sizes[group] += 1
-            else:
-                group = len(leaders)
-                leaders.append(int(row))
-                sizes.append(1)
-            groups[row] = total + group
-        total += len(leaders)
+        similar = np.tril(x[rows] @ x[rows].T >= NEAR_DUPLICATE, -1)  # to earlier images
+        own = _joined(similar, max(1, -(-len(rows) // least))) if similar.any() else np.arange(len(rows))
+        groups[rows] = total + own
+        total += int(own.max()) + 1
+    return groups
+
+
+def _joined(similar: NDArray[np.bool_], room: int) -> NDArray[np.int64]:
+    """The group of each image of a class, in order; `similar` is (n, n)."""
+    groups, leaders, sizes = np.zeros(len(similar), np.int64), list[int](), list[int]()
+    for image, near in enumerate(similar):
+        fitting = (group for group, leader in enumerate(leaders) if near[leader] and sizes[group] < room)
+        group = next(fitting, len(leaders))
+        if group == len(leaders):
+            leaders.append(image)
+            sizes.append(0)
+        sizes[group] += 1
+        groups[image] = group
     return groups
 
 
