@@ -93,11 +93,21 @@ def test_without_images_the_closed_form_is_the_prior() -> None:
 
 
 def test_networks_that_know_more_pay_and_noise_does_not(columns: NDArray[np.int64]) -> None:
-    assert gain_of(networks_know(columns, 4.0), columns).pays
+    assert gain_of(networks_know(columns, 4.0), columns).pays(one_token=True)
     noise = [gain_of(networks_know(columns, 0.0, seed), columns) for seed in range(4)]  # some noise fits by chance
     assert sum(found.networks - found.closed_form for found in noise) > 0
-    assert not all(found.pays for found in noise)
+    assert not all(found.pays(one_token=True) for found in noise)
     assert all(found.error > 0 for found in noise)
+
+
+@pytest.mark.parametrize(
+    ("worse_by", "cnn", "transformer"), [(-0.1, True, True), (0.9, False, True), (1.1, False, False)]
+)
+def test_networks_of_a_transformer_count_unless_they_are_worse_by_an_error(
+    worse_by: float, cnn: bool, transformer: bool
+) -> None:
+    gain = NetworkGain(closed_form=1.0, networks=1.0 + worse_by * 0.2, error=0.2)
+    assert (gain.pays(one_token=True), gain.pays(one_token=False)) == (cnn, transformer)
 
 
 def test_a_single_held_out_image_compares_nothing(columns: NDArray[np.int64]) -> None:
@@ -112,9 +122,10 @@ def test_a_version_whose_networks_do_not_pay_answers_in_closed_form() -> None:
     for learned in learn_tasks(learner, tasks):
         gain, rule = learned.verdict.networks, learned.model.rule
         assert gain is not None
-        assert rule.uses_networks == gain.pays
-        assert rule.name == ("fitted" if gain.pays else NAME)
-    assert not gain.pays  # one epoch: the networks know nothing yet
+        pays = gain.pays(learner.backbone.one_token)
+        assert rule.uses_networks == pays
+        assert rule.name == ("fitted" if pays else NAME)
+    assert not pays  # one epoch: the networks know nothing yet
     assert learned.verdict.to_dict()["networks"] == {**vars(gain)}
     # The networks stay, for the next version to judge; answers do not need their features.
     assert len(learned.model.tasks) == 2
