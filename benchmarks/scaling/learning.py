@@ -3,7 +3,8 @@
 Starts the whole service (`openworld up`, defaults, offline default backbone) on a new data folder and submits one task
 of 5 classes x 20 images after the other. Of each task, from `POST /tasks`: the seconds to the first right answer to a
 test image of a new class, which a provisional version gives, and to the first answer of the version that has learned
-the task. With `--data` the images are photographs of an image set, otherwise they are generated.
+the task. With `--data` the images are photographs of one or more image sets, whose tasks are mixed, otherwise they are
+generated. The first tasks are measured once more at the end, in a second service.
 """
 
 from __future__ import annotations

@@ -56,10 +56,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--weights", type=Path, help="safetensors file of the backbone's weights")
     parser.add_argument("--threads", type=int)
     args = parser.parse_args(argv)
+    args.out = args.out.resolve()  # the commands below run in the project's folder
     images = ImageSet.load(args.set)
     write_asked(images, args.out / "images")
     settings = {"OPENWORLD_BACKBONE": args.backbone}
-    settings |= {"OPENWORLD_BACKBONE_WEIGHTS": str(args.weights)} if args.weights else {}
+    settings |= {"OPENWORLD_BACKBONE_WEIGHTS": str(args.weights.resolve())} if args.weights else {}
     settings |= {"OPENWORLD_TRAIN_THREADS": str(args.threads)} if args.threads else {}
     for folder in write_tasks(images, args.tasks, args.out):
         started = time.monotonic()

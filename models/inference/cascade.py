@@ -81,7 +81,7 @@ def without_others(evidence: Evidence, chosen: Chosen) -> Evidence:
     Their networks count as the least favourable one that ran: of each kind, their classes get the least value of any
     class that ran for the image, and p(y | x, k) is at most that of an undecided network, 1 / (c_k + 1). So they are
     ordered among each other by frozen evidence, and network evidence never puts them above a class that ran. If none
-    ran, all classes of the image have the same values, so that the frozen evidence alone decides.
+    ran, the values are the same for all classes, and a rule leaves them out.
     """
     if chosen.all():
         return evidence

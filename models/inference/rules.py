@@ -54,7 +54,11 @@ class Rule:
                 total += weight * term(evidence, name, self.scales)
         if self.shifts:
             total += evidence.per_class(np.array(self.shifts))
-        return total
+        if evidence.ran is None:
+            return total
+        # Where no network ran, there is no output to calibrate either.
+        some = evidence.ran.any(axis=1, keepdims=True)
+        return total if some.all() else np.where(some, total, self.frozen_scores(evidence.frozen))
 
     def frozen_scores(self, frozen: FrozenScores) -> Floats:
         """The part of every class's log-score that the frozen evidence gives: (n, C)."""

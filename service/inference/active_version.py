@@ -253,7 +253,8 @@ class ActiveVersion:
     def _warm_up(self, predictor: Predictor) -> None:
         """Compute every batch size once: the first pass of a size allocates memory, which is slow."""
         crop = predictor.preprocessing.crop
-        pixels = np.zeros((3, crop, crop), np.float32)
+        # Not numbers: whatever the model, the frozen evidence is not sure of such an image, so that networks run.
+        pixels = np.full((3, crop, crop), np.nan, np.float32)
         sizes = [1]
         if predictor.runtime not in self._warm:
             sizes += predictor.runtime.warm_up_sizes(self._max_batch)

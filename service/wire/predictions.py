@@ -146,9 +146,7 @@ class TaskEvidence(BaseModel):
     """The evidence of one task's network."""
 
     task: int
-    ran: bool = Field(
-        True, description="whether its network ran; if not, its numbers stand for the least favourable one"
-    )
+    ran: bool = Field(True, description="whether its network ran; if not, its numbers only stand in for it")
     p_ood: float = Field(description="probability of its head's `ood` output: none of its classes")
     coefficient: float = Field(description="s(x), the inverse of its smallest distance")
     classes: list[ClassEvidence]

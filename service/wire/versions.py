@@ -114,7 +114,7 @@ class TaskReport(BaseModel):
 class NetworkGain(BaseModel):
     """What the tasks' networks add to the class decision: mean cross-entropies on held-out images, cross-validated.
 
-    The networks count if theirs is lower.
+    The networks count if theirs is lower; those of a transformer unless it is higher by more than the error.
     """
 
     closed_form: float = Field(description="with the frozen backbone's evidence only")
@@ -137,7 +137,7 @@ class VersionDetail(BaseModel):
     aliases: dict[str, str | None] = Field(description="merged classes, and retired ones (null)")
     accuracy: Accuracy = None
     novelty_auc: NoveltyAuc = None
-    rule: str = Field(description="fitted, paper, provisional, or closed form: the networks did not improve on it")
+    rule: str = Field(description="fitted, paper, provisional, or closed form: the networks do not pay")
     networks: NetworkGain | None = Field(None, description="the comparison behind it; null if there was none")
     weights: dict[str, float] = Field(description="the weights of the rule, by the name of the evidence")
     novelty_weights: dict[str, float] = Field(

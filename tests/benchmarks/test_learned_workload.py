@@ -27,7 +27,7 @@ def test_every_task_is_learned_from_its_folder_and_all_classes_are_asked(
     assert [words for _, words in calls] == [
         ("learn", str(tmp_path / f"task {number}"), "--data", str(tmp_path / "data")) for number in (1, 2)
     ]
-    assert calls[0][0]["OPENWORLD_BACKBONE_WEIGHTS"] == "deit.safetensors"
+    assert calls[0][0]["OPENWORLD_BACKBONE_WEIGHTS"] == str(Path("deit.safetensors").resolve())
     classes = [own for number in (1, 2) for own in sorted((tmp_path / f"task {number}").iterdir())]
     assert len({own.name for own in classes}) == 2 * CLASSES
     assert {len(list(own.glob("*.jpg"))) for own in classes} == {2}

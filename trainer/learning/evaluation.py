@@ -36,8 +36,8 @@ def evaluate(
 ) -> tuple[Model, Verdict]:
     """The model with its decisions, and the gate's verdict.
 
-    Which class is fitted on held-out images, because the networks have seen all others; if the networks do not improve
-    it, the version answers in closed form. Whether novel is fitted on all kept images: it weighs frozen evidence only.
+    Which class is fitted on held-out images, because the networks have seen all others; if the networks do not pay,
+    the version answers in closed form. Whether novel is fitted on all kept images: it weighs frozen evidence only.
     """
     known = left_out_evidence(tokens, model, samples, settings)
     labels, kept, left_out = known.labels, known.kept, known.scores
@@ -112,7 +112,8 @@ def _cascade(
     most, recipe = settings.networks_per_image, settings.recipe
     if most is None or tokens.backbone.one_token:
         return None
-    shares = recipe.cascade_share, recipe.sure_share
+    # The paper's rule has no frozen terms that could answer without a network.
+    shares = recipe.cascade_share, recipe.sure_share if settings.weighs_frozen_evidence else 1.0
     return fit_cascade(left_out, columns, model.counts, recipe.prior, most, *shares)
 
 

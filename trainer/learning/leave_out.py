@@ -54,7 +54,8 @@ class LeaveOut:
 
     def _shared(self, freedom: float) -> float:
         """Degrees of freedom of which there is an inverse already, if they are nearly the same."""
-        return next((known for known in self._whitened_at if abs(known - freedom) < NEARLY * freedom), freedom)
+        nearest = min(self._whitened_at, key=lambda known: abs(known - freedom), default=freedom)
+        return nearest if abs(nearest - freedom) < NEARLY * freedom else freedom
 
     @cached_property
     def _ridge_products(self) -> tuple[Array, Array]:
@@ -66,11 +67,11 @@ class LeaveOut:
     def scores(self, scored: Indices, images: Indices, classes: Indices, freedom: float | None = None) -> FrozenScores:
         """The scores of the images `scored` without the images `images` and without the classes `classes`.
 
-        `freedom` is how many degrees of freedom remain, by default all. Calls with the same value share one inverse.
-        One column for each remaining class. The removed images belong to remaining classes, which keep at least one
-        image each. Of a removed class, the images at hand leave the statistics: those that the statistics hold beside
-        them stay in the covariance. To remove each of them several times in their place would take more than is there,
-        and the rest would be no covariance.
+        `freedom` is how many degrees of freedom remain, by default all. Calls with nearly the same value share
+        an inverse. One column for each remaining class. The removed images belong to remaining classes, which
+        keep at least one image each. Of a removed class, the images at hand leave the statistics: those that
+        the statistics hold beside them stay in the covariance. To remove each of them several times in their
+        place would take more than is there, and the rest would be no covariance.
         """
         counts = self.statistics.counts
         remaining = np.setdiff1d(np.arange(len(counts)), classes)

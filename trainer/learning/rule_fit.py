@@ -40,15 +40,18 @@ def fit_rule(evidence: Evidence, columns: NDArray[np.int64], prior: Prior, near:
     classes, n = others.shape[1:]
     others = others.reshape(len(names) - 1, -1)
     outputs = TaskOutputs(evidence)
+    ran = np.ones(n) if evidence.ran is None else evidence.ran.any(axis=1).astype(np.float64)
 
     def loss(at: Floats) -> tuple[float, Floats]:
         weights, scales, shifts = np.split(at, [len(names), len(names) + tasks])
         said = outputs.values(scales)
-        scores = (weights[1:] @ others).reshape(classes, n) + said * (weights[0] / scale[0])
-        value, slope = cross_entropy(scores + evidence.per_class(shifts)[:, None], columns)
+        of_networks = said * (weights[0] / scale[0]) + evidence.per_class(shifts)[:, None]
+        value, slope = cross_entropy((weights[1:] @ others).reshape(classes, n) + of_networks * ran, columns)
         value += prior.rule_strength / 2 * float(((weights - start) ** 2).sum())
         value += prior.output_strength / 2 * float(((scales - 1) ** 2).sum() + (shifts**2).sum())
-        of_weights = np.append(np.vdot(slope, said) / scale[0], others @ slope.ravel())
+        of_others = others @ slope.ravel()
+        slope *= ran
+        of_weights = np.append(np.vdot(slope, said) / scale[0], of_others)
         of_scales = outputs.gradient(slope) * (weights[0] / scale[0])
         of_shifts = np.add.reduceat(slope.sum(axis=1), evidence.starts)
         gradient = [
@@ -94,35 +97,48 @@ def fit_outputs(rule: Rule, evidence: Evidence, columns: NDArray[np.int64]) -> R
 class TaskOutputs:
     """What each task says of its classes (C, n), with its logits multiplied by a scale per task.
 
-    Log-probabilities of heads with `ood`, otherwise the logits themselves. All tasks at once, as if each had as many
-    classes as the largest: a loop over them, or `reduceat`, would take most of the time of a fit.
+    Log-probabilities of heads with `ood`, otherwise the logits themselves. A loop over tasks, or `reduceat` over
+    classes, would take most of the time of a fit. So the classes of a task are cut into pieces of the mean number of
+    classes, the last one padded: a large task does not pad the small ones.
     """
 
     def __init__(self, evidence: Evidence) -> None:
         counts = np.array(evidence.counts)
+        size = max(1, round(float(counts.mean())))
+        pieces = -(-counts // size)  # per task
         self._evidence, self._ood = evidence, np.ascontiguousarray(evidence.ood_logits.T)  # (T, n)
-        self._task = np.repeat(np.arange(len(counts)), counts)
-        self._place = np.arange(len(self._task)) - np.repeat(evidence.starts, counts)  # of a class in its task
+        self._first = np.cumsum(pieces) - pieces  # piece of each task
+        self._owner = np.repeat(np.arange(len(counts)), pieces)  # task of each piece
+        self._task = np.repeat(np.arange(len(counts)), counts)  # of each class
+        place = np.arange(len(self._task)) - np.repeat(evidence.starts, counts)  # of a class in its task
+        self._places = place % size, self._first[self._task] + place // size  # in the padded array
         self._logits = np.ascontiguousarray(evidence.class_logits.T)
-        shape = (int(counts.max()), *self._ood.shape)
-        self._padded = np.zeros(shape)  # (largest c_k, T, n)
-        self._padded[self._place, self._task] = self._logits
-        self._absent = np.arange(shape[0])[:, None] >= counts  # (largest c_k, T)
+        shape = (size, len(self._owner), len(evidence.class_logits))
+        self._padded = np.zeros(shape)  # (classes of a piece, pieces, n)
+        self._padded[self._places] = self._logits
+        self._absent = np.ones(shape[:2], bool)
+        self._absent[self._places] = False
         self._mean = np.zeros_like(self._ood)  # of a task's logits, under their probabilities
 
     def values(self, scales: Floats) -> Floats:
         if not self._evidence.has_ood:
             return self._logits * self._evidence.per_class(scales)[:, None]
-        logits, ood = self._padded * scales[:, None], self._ood * scales[:, None]
+        logits, ood = self._padded * scales[self._owner][:, None], self._ood * scales[:, None]
         logits[self._absent] = -np.inf
-        top = np.maximum(logits.max(axis=0), ood)
-        logits -= top
+        top = np.maximum(np.maximum.reduceat(logits.max(axis=0), self._first, axis=0), ood)
+        logits -= top[self._owner]
         share, ood_share = np.exp(logits), np.exp(ood - top)
-        total = share.sum(axis=0) + ood_share
+        total = self._per_task(share) + ood_share
         share *= self._padded
-        self._mean = (share.sum(axis=0) + ood_share * self._ood) / total
-        logits -= np.log(total)
-        return logits[self._place, self._task]
+        self._mean = (self._per_task(share) + ood_share * self._ood) / total
+        logits -= np.log(total)[self._owner]
+        out: Floats = logits[self._places]
+        return out
+
+    def _per_task(self, values: Floats) -> Floats:
+        """Sums over the classes of each task: (T, n)."""
+        out: Floats = np.add.reduceat(values.sum(axis=0), self._first, axis=0)
+        return out
 
     def gradient(self, slope: Floats) -> Floats:
         """Of a function with this slope (C, n) over the last values, over the scales: (T,)."""

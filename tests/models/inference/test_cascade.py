@@ -52,7 +52,9 @@ def test_without_networks_the_frozen_evidence_decides_alone(seed: int, counts: l
     evidence = replace(random_evidence(seed, counts), has_ood=has_ood)
     filled = without_others(evidence, np.zeros((len(evidence.frozen.ridge), len(counts)), bool))
     said = "probability" if has_ood else "logit"
-    rule = Rule("all", {said: 1.0, "coefficient": 1.0, "task_cosine": 1.0, "ridge": 1.0})
+    rng, tasks = np.random.default_rng(seed), len(counts)
+    scales, shifts = tuple(rng.uniform(0.3, 2, tasks).tolist()), tuple(rng.normal(size=tasks).tolist())
+    rule = Rule("all", {said: 1.0, "coefficient": 1.0, "task_cosine": 1.0, "ridge": 1.0}, scales, shifts)
     scores = rule.log_scores(filled) - evidence.frozen.ridge
     assert np.isfinite(scores).all()
     np.testing.assert_allclose(scores, np.broadcast_to(scores[:, :1], scores.shape), atol=1e-9)

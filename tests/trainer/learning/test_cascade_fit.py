@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from models.inference.cascade import Cascade
+from models.inference.cascade import NEVER, Cascade
 from models.inference.evidence import FrozenScores
 from models.inference.rules import Rule
 from tests.support.tiny_model import class_tasks, features_of, learn_tasks, tiny_learner
@@ -97,6 +97,16 @@ def test_the_rule_is_fitted_on_evidence_of_its_own_cascade(monkeypatch: pytest.M
     others = [np.where(chosen[:, k : k + 1], z, 7.0).astype(np.float32) for k, z in enumerate(features.tasks)]
     one, other = (model.evidence(each) for each in (features, replace(features, tasks=others)))
     np.testing.assert_array_equal(model.rule.log_scores(one), model.rule.log_scores(other))
+
+
+def test_with_the_papers_rule_at_least_one_network_runs_for_every_image() -> None:
+    """It has no frozen terms: without a network all classes would have the same score."""
+    model = learn_tasks(tiny_learner(rule="paper", cascade=1), class_tasks([2, 2], images=60))[-1].model
+    assert model.rule.cascade is not None
+    assert model.rule.cascade.sure == NEVER
+    fitted = learn_tasks(tiny_learner(cascade=1), class_tasks([2, 2], images=60))[-1].model
+    assert fitted.rule.cascade is not None
+    assert fitted.rule.cascade.sure < NEVER
 
 
 def test_without_a_cascade_all_networks_run() -> None:

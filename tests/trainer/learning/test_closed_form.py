@@ -76,6 +76,14 @@ def test_its_gradient_vanishes_except_for_the_pull_of_the_prior(columns: NDArray
         assert loss({name: -1e-3}) >= loss({}) - 1e-6
 
 
+def test_a_constant_in_the_scores_of_an_image_changes_nothing(columns: NDArray[np.int64]) -> None:
+    """Float32 would lose the differences of large distances."""
+    frozen = frozen_knows(columns, 1.0).frozen
+    far = replace(frozen, distances=frozen.distances + 1000 * frozen.distances.std())
+    found, expected = (fit_closed_form(scores, columns, Prior()).weights for scores in (far, frozen))
+    assert found == pytest.approx(expected, rel=1e-3)
+
+
 def test_images_that_were_not_left_out_do_not_count(columns: NDArray[np.int64]) -> None:
     frozen = frozen_knows(columns, 1.0).frozen
     first = FrozenScores(*(getattr(frozen, field.name)[:100] for field in fields(frozen)))

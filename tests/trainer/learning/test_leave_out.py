@@ -55,3 +55,14 @@ def test_scores_equal_a_refit_with_the_same_shrinkage(images: list[int], classes
         np.testing.assert_allclose(found.span_distances[row], expected, rtol=1e-2, atol=1e-2)
     gram = rest.gram + full.regularised_gram - full.gram
     np.testing.assert_allclose(found.ridge, h[scored] @ np.linalg.inv(gram) @ rest.moments.T, atol=1e-3)
+
+
+def test_nearly_equal_degrees_of_freedom_share_a_covariance() -> None:
+    rng = np.random.default_rng(0)
+    labels = np.repeat(np.arange(4), COUNTS)
+    x, h = (rng.normal(size=(30, size)).astype(np.float32) for size in (F, M))
+    full = FrozenStatistics.empty(F, M, OUTPUT).with_images(x, h, labels, 4)
+    kept, nothing, scored = LeaveOut(full, x, h, labels), np.zeros(0, np.int64), np.arange(5)
+    first, near, far = (kept.scores(scored, nothing, nothing, freedom).distances for freedom in (20.0, 19.0, 16.0))
+    np.testing.assert_array_equal(first, near)
+    assert (far < first).all()  # of a larger covariance

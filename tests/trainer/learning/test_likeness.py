@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from trainer.learning.likeness import LEAST_GROUPS, assign_folds, independent_weights, likeness_groups
+from trainer.learning.likeness import BLOCK, LEAST_GROUPS, assign_folds, independent_weights, likeness_groups
 from trainer.learning.memory import split
 
 CLASSES, SCENES, FRAMES = 3, 4, 5
@@ -76,3 +76,17 @@ def test_the_same_images_get_the_same_groups_and_folds() -> None:
         groups = likeness_groups(features, labels)
         runs.append((groups.tolist(), assign_folds(labels, groups, 4, np.random.default_rng(7)).tolist()))
     assert runs[0] == runs[1]
+
+
+def test_one_near_duplicate_in_a_large_class_is_found() -> None:
+    rng = np.random.default_rng(0)
+    features = rng.standard_normal((2 * BLOCK + 3, 64))
+    features[-1] = features[1] + 0.01
+    groups = likeness_groups(features, np.zeros(len(features), np.int64))
+    assert groups[-1] == groups[1]
+    assert len(np.unique(groups)) == len(features) - 1
+
+
+def test_no_images_have_no_folds() -> None:
+    nothing = np.zeros(0, np.int64)
+    assert len(assign_folds(nothing, nothing, 3, np.random.default_rng(0))) == 0
