@@ -1,4 +1,5 @@
 import os
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -32,6 +33,14 @@ def seaweedfs() -> Iterator[int]:
         yield port
 
 
+@pytest.fixture(scope="module", autouse=True)
+def restore_denormal_numbers() -> Iterator[None]:
+    """A trainer in this process flushes them to zero; Hypothesis, in the next module, needs them."""
+    yield
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_flush_denormal(False)
+
+
 @pytest.fixture(scope="module")
 def restore_torch_settings() -> Iterator[None]:
     """Restore what `configure_torch` changes for the whole process."""
@@ -40,7 +49,6 @@ def restore_torch_settings() -> Iterator[None]:
     yield
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(deterministic)
-    torch.set_flush_denormal(False)
 
 
 @pytest.fixture(scope="module")
