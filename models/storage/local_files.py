@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -55,7 +56,7 @@ class LocalFiles:
         path = self.local_path(key)
         make_folder(path.parent)
         if expected == data == self._read(path):
-            os.utime(path)  # needs no space
+            _renew(path)  # needs no space
             return True
         with file_lock(self.root / ".storage.lock"):
             if self._read(path) != expected:
@@ -119,3 +120,12 @@ def _files(folder: Path | str, prefix: str) -> Iterator[tuple[str, os.DirEntry[s
             yield from _files(entry.path, f"{prefix}{entry.name}/")
         elif not entry.is_dir():
             yield f"{prefix}{entry.name}", entry
+
+
+def _renew(path: Path) -> None:
+    """Set the time of a file to now, by the clock that times are compared with: the kernel's is some ms behind it."""
+    now = time.time_ns()
+    try:
+        os.utime(path, ns=(now, now))
+    except PermissionError:  # of another user: with the right to write, only the kernel's time can be set
+        os.utime(path)
