@@ -99,7 +99,7 @@ def roll_back(visiting: Visit) -> None:
 
 
 def test_a_task_can_be_cancelled_and_tried_again(browser: Any, service: Loop) -> None:
-    id = service.submit(batch("pear", images=8)).json()["id"]
+    id = service.submit(batch("pear", images=80)).json()["id"]  # long enough to be cancelled in the middle
     with visit(browser, service.url) as visiting:
         page = visiting.open("tasks")
         card = page.locator(".task", has_text="pear")
