@@ -13,6 +13,12 @@ from service.wire.novelties import GroupOrder, NoveltyState
 GROUP_IDS, GROUP_SAMPLES = 200, 8  # shown per group
 
 
+def check_limit(limit: int) -> None:
+    """Of the length of a page."""
+    if limit < 1:
+        raise ValueError(f"limit must be at least 1, not {limit}")
+
+
 def with_group(novelty: Novelty, index: NoveltyIndex) -> Novelty:
     return replace(novelty, group=index.groups.group_of(novelty.id))
 

@@ -14,8 +14,6 @@ or that starts wrong on a board without a battery, therefore removes nothing; da
 
 from __future__ import annotations
 
-import logging
-import re
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -23,12 +21,12 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from models.errors import ImageError, ImageTooLarge, StoreError
-from models.files import TEMPORARY, file_lock, make_folder, sha256_bytes
+from models.files import file_lock, make_folder, sha256_bytes
 from models.images import DEFAULT_LIMITS, ImageLimits
 from models.versions.data_format import open_data_folder
 from service.errors import NotFound
 from service.inbox.index import NoveltyIndex
-from service.inbox.pages import page_of_groups, page_of_novelties, with_group
+from service.inbox.pages import check_limit, page_of_groups, page_of_novelties, with_group
 from service.inbox.records import (
     STATES,
     AddResult,
@@ -41,15 +39,12 @@ from service.inbox.records import (
     Sighting,
     StateChange,
 )
+from service.inbox.recovery import recovered_index
 from service.inbox.similarity import EmbeddingScale, ImageInfo, inspect_image, unit_vector
 from service.inbox.table import InboxTable
 from service.token_bucket import TokenBucket
 from service.wire.novelties import GroupOrder, NoveltyState
 from tasks.images import ImageStore
-
-log = logging.getLogger(__name__)
-
-_IMAGE_FILE = re.compile(rf"[0-9a-f]{{64}}|\..*{re.escape(TEMPORARY)}")
 
 
 class InboxInUse(StoreError):
@@ -117,7 +112,7 @@ class Inbox:
 
         A novelty that is seen again moves to the front, so later pages do not repeat it.
         """
-        _check_limit(limit)
+        check_limit(limit)
         only = only or NoveltyFilter()
         with self._lock:
             if self._table is None:
@@ -128,7 +123,7 @@ class Inbox:
         self, state: NoveltyState = "new", limit: int = 50, before: str | None = None, order: GroupOrder = "largest"
     ) -> GroupPage:
         """Groups with novelties in a state; only these count. The largest or the newest first."""
-        _check_limit(limit)
+        check_limit(limit)
         with self._lock:
             if self._table is None:
                 return GroupPage((), None)
@@ -343,34 +338,8 @@ class Inbox:
         self._owned = True
 
     def _load_index(self, table: InboxTable) -> None:
-        """Index the rows that have an image; delete rows without an image, add rows for images without one."""
-        files = {path.name: path for path in self._folder.glob("images/*/*") if _IMAGE_FILE.fullmatch(path.name)}
-        capacity = max(self._limits.max_count, sum(table.counts().values()), len(files))
-        self._index = NoveltyIndex(capacity, self._scale())
-        lost = []
-        for entry in table.entries():
-            if files.pop(entry.id, None) is None:
-                lost.append(entry.id)
-            else:
-                self._index.add(entry)
-        table.delete(lost)
-        for path in sorted(files.values(), key=lambda path: path.stat().st_mtime):
-            self._adopt(table, path)
-
-    def _adopt(self, table: InboxTable, path: Path) -> None:
-        """Add the row of an image without one as a novelty with an unknown answer; remove an incomplete file."""
-        data = path.read_bytes()
-        if sha256_bytes(data) != path.name:
-            path.unlink(missing_ok=True)
-            with suppress(OSError):  # the folder has other images
-                path.parent.rmdir()
-            return
-        try:
-            info = inspect_image(data, self._image_limits)
-        except ImageError as error:  # the limits may be lower than before
-            log.warning("the image %s of the inbox has no row and cannot be shown: %s", path.name, error)
-            return
-        self._index.add(table.insert(path.name, Sighting.without_answer(data), self._now, info))
+        room, limits = self._limits.max_count, self._image_limits
+        self._index = recovered_index(table, self._folder, room, self._scale(), limits, self._now)
 
     def _release(self) -> None:
         table, self._table = self._table, None
@@ -379,8 +348,3 @@ class Inbox:
             with suppress(StoreError):  # a full disk: the inbox ages more slowly
                 table.save_ran(self._ran)
             table.close()
-
-
-def _check_limit(limit: int) -> None:
-    if limit < 1:
-        raise ValueError(f"limit must be at least 1, not {limit}")
