@@ -45,6 +45,19 @@ def solve_heads(problems: Iterable[HeadProblem], tolerance: float = TOLERANCE) -
         yield from stack.heads(_minimise(stack, tolerance))
 
 
+def solved_head(features: NDArray[np.float32], labels: NDArray[np.int64], outputs: int, ridge: float) -> Head:
+    """The head that the features of a task's images determine; each output that has images weighs the same.
+
+    `ridge` is over the number of images and per squared length of a feature.
+    """
+    counts = np.bincount(labels, minlength=outputs)
+    empty = Head(np.zeros((outputs, features.shape[1]), np.float32), np.zeros(outputs, np.float32))
+    length = float((features**2).sum(axis=1).mean())
+    weights = 1 / (np.count_nonzero(counts) * counts[labels])
+    (solved,) = solve_heads([HeadProblem(empty, features, labels, weights, ridge * length)])
+    return solved
+
+
 def _groups(problems: Iterable[HeadProblem]) -> Iterator[list[HeadProblem]]:
     """Consecutive problems whose padded features fit in the memory of a stack."""
     group: list[HeadProblem] = []

@@ -27,7 +27,7 @@ def train_task(
 ) -> TrainedTask:
     """Train the network of the task that `phase` names, resuming from the checkpoint of that phase."""
     method = method_of(settings)
-    network = method.open(tokens, shared, data.classes, settings, phase)
+    network = method.open(tokens, shared, data, settings, phase)
     finished, state = checkpoint.load(phase)
     if finished:
         network.restore(state)

@@ -117,7 +117,8 @@ def test_every_unit_gets_a_gradient_of_the_data_within_an_epoch(anneal: str) -> 
     learner = tiny_learner(epochs=1, min_steps=20, sparsity=0, anneal=anneal)
     keys = [key for keys in TinyImages().batch(["a", "b"], count=10).values() for key in keys]
     shared = initial_adapters(learner.backbone.adapters, learner.backbone.spec.dimensions, learner.settings)
-    network = HatNetwork(learner.tokens, shared, 2, learner.settings, "task", ReplayObjective())
+    data = TaskData(keys, np.repeat([0, 1], 10).tolist(), 2, [])
+    network = HatNetwork(learner.tokens, shared, data, learner.settings, "task", ReplayObjective())
     with torch.no_grad():
         network.parameters["b1"] += 5  # no image turns off the relu of a unit
     moved = {key: torch.zeros_like(network.parameters[key]) for key in ("e1", "e2")}
@@ -131,7 +132,7 @@ def test_every_unit_gets_a_gradient_of_the_data_within_an_epoch(anneal: str) -> 
         step()
 
     with patch.object(network.optimiser, "step", stepping):
-        network.epoch(TaskData(keys, np.repeat([0, 1], 10).tolist(), 2, []), np.random.default_rng(0))
+        network.epoch(data, np.random.default_rng(0))
     for total in moved.values():
         assert (total > 0).all()
 

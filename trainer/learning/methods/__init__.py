@@ -53,10 +53,10 @@ class Method:
         return shared if self.network is SupermaskNetwork else grow_adapters(shared, settings)
 
     def open(
-        self, tokens: TokenCache, shared: SharedAdapters, classes: int, settings: LearnerSettings, name: str
+        self, tokens: TokenCache, shared: SharedAdapters, data: TaskData, settings: LearnerSettings, name: str
     ) -> TaskNetwork:
         """The network of a new task, before training."""
-        return self.network(tokens, shared, classes, settings, name, self.objective)
+        return self.network(tokens, shared, data, settings, name, self.objective)
 
 
 METHODS = {

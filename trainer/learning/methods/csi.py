@@ -19,9 +19,10 @@ from torch import Tensor
 from models.inference.model import Head
 from models.inference.rotations import ROTATIONS
 from models.network.adapted_blocks import TaskTensors
+from models.network.backbone import Backbone
 from trainer.learning.adapter_units import truncated_normal
 from trainer.learning.forward_passes import turned_view
-from trainer.learning.head_solver import HeadProblem, solve_heads
+from trainer.learning.head_solver import solved_head
 from trainer.learning.methods.network import Batch, TaskData
 from trainer.learning.settings import LearnerSettings
 from trainer.learning.tokens import TokenCache
@@ -41,12 +42,18 @@ class CsiObjective:
     def rows(self, data: TaskData) -> int:
         return len(VIEWS) * ROTATIONS
 
-    def start(self, rng: np.random.Generator, classes: int, dimensions: int) -> dict[str, NDArray[np.floating]]:
+    def start(
+        self, tokens: TokenCache, data: TaskData, settings: LearnerSettings, rng: np.random.Generator
+    ) -> dict[str, NDArray[np.floating]]:
         """The projection g, linear: with a hidden layer, g learns in place of the network."""
+        dimensions = tokens.backbone.spec.dimensions
         return {
             "projection_w": truncated_normal(rng, (PROJECTION, dimensions), dimensions**-0.5),
             "projection_b": np.zeros(PROJECTION),
         }
+
+    def refines(self, backbone: Backbone, settings: LearnerSettings) -> bool:
+        return False
 
     def rate(self, settings: LearnerSettings) -> float:
         """The gradient of normalised rows is small: with the rate of cross-entropy, the features hardly move."""
@@ -81,18 +88,8 @@ class CsiObjective:
             [tokens.features(data.keys, tensors, view=turned_view(*own), store=False) for own in views]
         )
         labels = np.array([shifted(y, turns, data.classes) for _, turns in views for y in data.labels], np.int64)
-        counts = np.bincount(labels, minlength=ROTATIONS * data.classes)
-        length = float((features**2).sum(axis=1).mean())
-        zeros = np.zeros((len(counts), features.shape[1]), np.float32)
-        problem = HeadProblem(
-            head=Head(zeros, np.zeros(len(counts), np.float32)),
-            features=features,
-            labels=labels,
-            weights=1 / (len(counts) * counts[labels]),
-            ridge=settings.recipe.csi_ridge * length / len(data.keys),
-        )
-        (solved,) = solve_heads([problem])
-        return rotation_head(solved)
+        ridge = settings.recipe.csi_ridge / len(data.keys)
+        return rotation_head(solved_head(features, labels, ROTATIONS * data.classes, ridge))
 
 
 def shifted(label: int, turns: int, classes: int) -> int:

@@ -6,6 +6,7 @@ is not enough, because momentum and weight decay also change weights with a zero
 
 from collections.abc import Iterable, Mapping, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,7 +14,7 @@ from models.inference.shared_adapters import Adapters, SharedAdapters
 from models.network import hat
 from models.network.adapted_blocks import Masks, TaskTensors, apply_masks
 from trainer.learning.adapter_units import UnitWindow
-from trainer.learning.methods.network import Objective, TaskNetwork, TrainedNetwork
+from trainer.learning.methods.network import Objective, TaskData, TaskNetwork, TrainedNetwork
 from trainer.learning.methods.shards import SHARD, Gradient, Shard
 from trainer.learning.processes import Job
 from trainer.learning.reproducibility import random_stream
@@ -32,7 +33,7 @@ class HatNetwork(TaskNetwork):
         self,
         tokens: TokenCache,
         shared: SharedAdapters,
-        classes: int,
+        data: TaskData,
         settings: LearnerSettings,
         name: str,
         objective: Objective,
@@ -43,15 +44,18 @@ class HatNetwork(TaskNetwork):
         backbone, rng = tokens.backbone, random_stream(settings.seed, name, "start")
         a, d, b = backbone.adapters, backbone.spec.dimensions, own.bottleneck
         start = {part: getattr(own.adapters, part) for part in ADAPTER_TENSORS}
+        protected = hat.protection(torch.tensor(own.used1), torch.tensor(own.used2))
+        if objective.refines(backbone, settings):
+            start["w2"] = np.where(protected["w2"].numpy(), start["w2"], 0.0)
         start |= {"norm_w": backbone.norm_w.numpy(), "norm_b": backbone.norm_b.numpy()}
         start |= {"e1": rng.standard_normal((a, b)), "e2": rng.standard_normal((a, d))}
-        start |= objective.start(rng, classes, d)
+        start |= objective.start(tokens, data, settings, rng)
         # Weight decay suits weights, but neither masks nor the gains of norms.
         decayed = [key for key in start if key in ("w1", "w2") or (key.endswith("_w") and key not in NORMS)]
         rates = dict.fromkeys(start, objective.rate(settings)) | dict.fromkeys(EMBEDDINGS, settings.recipe.mask_rate)
         super().__init__(tokens, settings, objective, start, rates, decayed)
         self.used1, self.used2 = (torch.tensor(used, device=tokens.device) for used in (own.used1, own.used2))
-        self.protected = hat.protection(self.used1, self.used2)
+        self.protected = {key: entries.to(tokens.device) for key, entries in protected.items()}
 
     @property
     def tensors(self) -> TaskTensors:

@@ -18,10 +18,13 @@ from models.inference.model import Head
 from models.inference.shared_adapters import SharedAdapters
 from models.inference.supermask import Supermask
 from models.network.adapted_blocks import Masks, TaskTensors
+from models.network.backbone import Backbone
 from trainer.learning.checkpoint import Tensors
 from trainer.learning.methods.shards import Gradient, Shard, cut, gradient, summed
 from trainer.learning.settings import LearnerSettings
 from trainer.learning.tokens import TokenCache
+
+SGD_RATE, ADAM_RATE = 0.005, 0.002  # learning rates
 
 
 class TaskData(NamedTuple):
@@ -66,8 +69,13 @@ class Objective(Protocol):
     def rows(self, data: TaskData) -> int:
         """Rows of a batch per training image, for the progress."""
 
-    def start(self, rng: np.random.Generator, classes: int, dimensions: int) -> dict[str, NDArray[np.floating]]:
+    def start(
+        self, tokens: TokenCache, data: TaskData, settings: LearnerSettings, rng: np.random.Generator
+    ) -> dict[str, NDArray[np.floating]]:
         """The parameters on top of the network, by name; weight decay applies to names that end in `_w`."""
+
+    def refines(self, backbone: Backbone, settings: LearnerSettings) -> bool:
+        """Whether a network starts at the closed form: adapters that add nothing, and a solved head on top."""
 
     def rate(self, settings: LearnerSettings) -> float:
         """The learning rate of what the network and the objective learn, relative to that of the settings."""
@@ -96,7 +104,7 @@ def passes(images: int, settings: LearnerSettings) -> int:
 
 
 class TaskNetwork(ABC):
-    """The parameters in training, by name: a checkpoint holds them and the optimiser's momentum."""
+    """The parameters in training, by name: a checkpoint holds them and the state of the optimiser."""
 
     def __init__(
         self,
@@ -109,16 +117,20 @@ class TaskNetwork(ABC):
     ) -> None:
         """`rates` are relative to the learning rate, for the parameters that do not have it."""
         self.tokens, self.settings, self.objective = tokens, settings, objective
+        refines = objective.refines(tokens.backbone, settings)
         self.parameters = {
             key: torch.tensor(value, dtype=torch.float32, device=tokens.device, requires_grad=True)
             for key, value in start.items()
         }
         groups: list[dict[str, Any]] = []
         for key in self.parameters:
-            rate = settings.learning_rate * rates.get(key, 1.0)
+            rate = (settings.learning_rate or (ADAM_RATE if refines else SGD_RATE)) * rates.get(key, 1.0)
             decay = settings.recipe.weight_decay if key in decayed else 0.0
             groups.append({"params": [self.parameters[key]], "lr": rate, "weight_decay": decay})
-        self.optimiser = torch.optim.SGD(groups, lr=settings.learning_rate, momentum=settings.recipe.momentum)
+        # From the closed form, Adam is better than SGD; from a random start it is worse (docs/accuracy.md).
+        self.optimiser: torch.optim.Optimizer = (
+            torch.optim.AdamW(groups) if refines else torch.optim.SGD(groups, momentum=settings.recipe.momentum)
+        )
 
     @abstractmethod
     def at(self, step: int, steps: int) -> tuple[TaskTensors, Masks | None, Tensor | None]:
@@ -174,16 +186,20 @@ class TaskNetwork(ABC):
 
     def state(self) -> Tensors:
         out = {key: value.detach().cpu().numpy() for key, value in self.parameters.items()}
-        for key, value in self.parameters.items():
-            momentum = self.optimiser.state.get(value, {}).get("momentum_buffer")
-            if momentum is not None:
-                out[f"momentum.{key}"] = momentum.cpu().numpy()
+        for key, parameter in self.parameters.items():
+            for name, value in self.optimiser.state.get(parameter, {}).items():
+                if value is not None:
+                    out[f"{name}.{key}"] = value.cpu().numpy()
         return out
 
     def restore(self, state: Tensors) -> None:
         with torch.no_grad():
             for key, parameter in self.parameters.items():
                 parameter.copy_(torch.from_numpy(state[key]))
-                if f"momentum.{key}" in state:
-                    buffer = torch.from_numpy(state[f"momentum.{key}"]).to(parameter.device)
-                    self.optimiser.state[parameter]["momentum_buffer"] = buffer
+        plain, keys = self.optimiser.state_dict(), list(self.parameters)
+        plain["state"] = {number: {} for number in range(len(keys))}
+        for stored, value in state.items():
+            name, _, key = stored.rpartition(".")
+            if name:
+                plain["state"][keys.index(key)][name] = torch.tensor(value)
+        self.optimiser.load_state_dict(plain)  # to the parameters' device, where the optimiser wants it there

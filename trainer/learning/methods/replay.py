@@ -9,8 +9,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from models.inference.model import Head
-from models.network.adapted_blocks import TaskTensors
+from models.network.adapted_blocks import TaskTensors, frozen_task
+from models.network.backbone import Backbone
 from trainer.learning.adapter_units import truncated_normal
+from trainer.learning.head_solver import solved_head
 from trainer.learning.methods.network import Batch, TaskData
 from trainer.learning.settings import LearnerSettings
 from trainer.learning.tokens import TokenCache
@@ -28,8 +30,22 @@ class ReplayObjective:
     def rows(self, data: TaskData) -> int:
         return 2 if data.replay else 1
 
-    def start(self, rng: np.random.Generator, classes: int, dimensions: int) -> dict[str, NDArray[np.floating]]:
-        return {"head_w": truncated_normal(rng, (classes + 1, dimensions)), "head_b": np.zeros(classes + 1)}
+    def start(
+        self, tokens: TokenCache, data: TaskData, settings: LearnerSettings, rng: np.random.Generator
+    ) -> dict[str, NDArray[np.floating]]:
+        """A random head, or the one that is optimal on the features of the frozen network."""
+        if not self.refines(tokens.backbone, settings):
+            return random_head(rng, data.classes + 1, tokens.backbone.spec.dimensions)
+        backbone, keys = tokens.backbone, [*data.keys, *data.replay]
+        features = tokens.features(keys, frozen_task(backbone.norm_w, backbone.norm_b))
+        labels = np.array([*data.labels, *([data.classes] * len(data.replay))], np.int64)
+        head = solved_head(features, labels, data.classes + 1, settings.recipe.start_ridge / len(data.keys))
+        return {"head_w": head.weight, "head_b": head.bias}
+
+    def refines(self, backbone: Backbone, settings: LearnerSettings) -> bool:
+        """A CNN's network, on one token, gains nothing by it (docs/accuracy.md)."""
+        start = settings.recipe.start
+        return backbone.spec.is_transformer if start is None else start == "closed form"
 
     def rate(self, settings: LearnerSettings) -> float:
         return 1.0
@@ -64,8 +80,17 @@ class PlainObjective(ReplayObjective):
 
     _head = Head.without_ood
 
-    def start(self, rng: np.random.Generator, classes: int, dimensions: int) -> dict[str, NDArray[np.floating]]:
-        return {"head_w": truncated_normal(rng, (classes, dimensions)), "head_b": np.zeros(classes)}
+    def start(
+        self, tokens: TokenCache, data: TaskData, settings: LearnerSettings, rng: np.random.Generator
+    ) -> dict[str, NDArray[np.floating]]:
+        return random_head(rng, data.classes, tokens.backbone.spec.dimensions)
+
+    def refines(self, backbone: Backbone, settings: LearnerSettings) -> bool:
+        return False
+
+
+def random_head(rng: np.random.Generator, outputs: int, dimensions: int) -> dict[str, NDArray[np.floating]]:
+    return {"head_w": truncated_normal(rng, (outputs, dimensions)), "head_b": np.zeros(outputs)}
 
 
 def head_loss(z: Tensor, labels: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:

@@ -16,7 +16,7 @@ from torch.autograd import Function
 from models.inference.shared_adapters import SharedAdapters
 from models.inference.supermask import Supermask, fixed_weights
 from models.network.adapted_blocks import TaskTensors
-from trainer.learning.methods.network import Objective, TaskNetwork, TrainedNetwork
+from trainer.learning.methods.network import Objective, TaskData, TaskNetwork, TrainedNetwork
 from trainer.learning.reproducibility import random_stream
 from trainer.learning.settings import LearnerSettings
 from trainer.learning.tokens import TokenCache
@@ -31,7 +31,7 @@ class SupermaskNetwork(TaskNetwork):
         self,
         tokens: TokenCache,
         shared: SharedAdapters,
-        classes: int,
+        data: TaskData,
         settings: LearnerSettings,
         name: str,
         objective: Objective,
@@ -43,7 +43,7 @@ class SupermaskNetwork(TaskNetwork):
         fixed = fixed_weights(a, b, d, recipe.supermask_kept, recipe.supermask_scale)
         self._fixed = [torch.tensor(weights, device=tokens.device) for weights in fixed]
         start = {"v1": rng.uniform(-1, 1, (a, b, d)) / d**0.5, "v2": rng.uniform(-1, 1, (a, d, b)) / b**0.5}
-        start |= objective.start(rng, classes, d)
+        start |= objective.start(tokens, data, settings, rng)
         decayed = [key for key in start if key.endswith("_w")]
         rate = objective.rate(settings)
         rates = dict.fromkeys(start, rate) | dict.fromkeys(SCORES, rate * recipe.score_rate)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
@@ -11,13 +14,19 @@ from torch import Tensor
 
 from models.inference.model import SharedAdapters
 from models.network import hat
+from models.network.adapted_blocks import frozen_task
 from models.network.backbone import Backbone
-from tests.support.tiny_model import DIMENSIONS, TinyImages, any_tokens, tiny_backbone, tiny_settings
+from tests.support.tiny_model import DIMENSIONS, TinyImages, any_tokens, tiny_backbone, tiny_cnn, tiny_settings
 from trainer.learning.adapter_units import initial_adapters
+from trainer.learning.methods import TaskData
 from trainer.learning.methods.hat import ADAPTER_TENSORS, HatNetwork
 from trainer.learning.methods.replay import ReplayObjective
 from trainer.learning.methods.shards import gradient
+from trainer.learning.settings import LearnerSettings
 from trainer.learning.tokens import TokenCache
+
+STARTS = ("random", "closed form")  # trained by SGD and by Adam
+ADAM = ["exp_avg", "exp_avg_sq"]
 
 
 def half_used(seed: int = 0) -> SharedAdapters:
@@ -27,24 +36,33 @@ def half_used(seed: int = 0) -> SharedAdapters:
     return SharedAdapters(start.adapters, used1, rng.integers(0, 2, start.used2.shape).astype(np.float32))
 
 
+def network_of(shared: SharedAdapters, **chosen: Any) -> HatNetwork:
+    """Of a task with two classes."""
+    keys = [key for keys in TinyImages().batch(["a", "b"], count=4).values() for key in keys]
+    data = TaskData(keys, np.repeat([0, 1], 4).tolist(), 2, [])
+    tokens = TokenCache(tiny_backbone(), TinyImages().read)
+    return HatNetwork(tokens, shared, data, tiny_settings(**chosen), "test", ReplayObjective())
+
+
 def take_step(network: HatNetwork, loss: Tensor) -> None:
     network.step(gradient(network.parameters, loss).by_name)
 
 
-def loss_of(network: HatNetwork, backbone: Backbone, labels: Tensor) -> Tensor:
-    z = backbone.blocks(any_tokens(), network.tensors, network.masks(1.0))
+def loss_of(network: HatNetwork, labels: Tensor) -> Tensor:
+    z = network.tokens.backbone.blocks(any_tokens(), network.tensors, network.masks(1.0))
     return F.cross_entropy(F.linear(z, network.parameters["head_w"], network.parameters["head_b"]), labels)
 
 
 @settings(max_examples=10, deadline=None)
-@given(st.integers(0, 1000), st.sampled_from([0.0, 0.9]), st.sampled_from([0.0, 0.1]))
-def test_a_step_changes_free_entries_and_no_bit_of_protected_ones(seed: int, momentum: float, decay: float) -> None:
-    backbone, shared = tiny_backbone(), half_used(seed)
-    chosen = tiny_settings(momentum=momentum, weight_decay=decay, learning_rate=0.1)
-    network = HatNetwork(TokenCache(backbone, TinyImages().read), shared, 2, chosen, "test", ReplayObjective())
+@given(st.integers(0, 1000), st.sampled_from([0.0, 0.9]), st.sampled_from([0.0, 0.1]), st.sampled_from(STARTS))
+def test_a_step_changes_free_entries_and_no_bit_of_protected_ones(
+    seed: int, momentum: float, decay: float, beginning: str
+) -> None:
+    shared = half_used(seed)
+    network = network_of(shared, start=beginning, momentum=momentum, weight_decay=decay, learning_rate=0.1)
     start = {key: network.parameters[key].detach().clone() for key in ADAPTER_TENSORS}
     for step in range(15):
-        loss = loss_of(network, backbone, torch.tensor([0, 1, 2, step % 3]))
+        loss = loss_of(network, torch.tensor([0, 1, 2, step % 3]))
         # A gradient for every entry: a unit that no input activates has none of its own.
         take_step(network, loss + 0.1 * sum(network.parameters[key].sum() for key in ADAPTER_TENSORS))
     protected = hat.protection(torch.tensor(shared.used1), torch.tensor(shared.used2))
@@ -55,18 +73,13 @@ def test_a_step_changes_free_entries_and_no_bit_of_protected_ones(seed: int, mom
         assert (now[~kept] != start[key][~kept]).all(), key
 
 
-def test_existing_momentum_does_not_change_protected_entries() -> None:
-    backbone, shared = tiny_backbone(), half_used()
-    network = HatNetwork(
-        TokenCache(backbone, TinyImages().read),
-        shared,
-        2,
-        tiny_settings(momentum=0.9, weight_decay=0.1),
-        "test",
-        ReplayObjective(),
-    )
+@pytest.mark.parametrize(("beginning", "kept_by_optimiser"), [("random", ["momentum_buffer"]), ("closed form", ADAM)])
+def test_existing_momentum_does_not_change_protected_entries(beginning: str, kept_by_optimiser: list[str]) -> None:
+    network = network_of(half_used(), start=beginning, momentum=0.9, weight_decay=0.1)
     state = network.state()
-    network.restore(state | {f"momentum.{key}": np.ones_like(value) for key, value in state.items()})
+    moving = {f"{name}.{key}": np.ones_like(value) for name in kept_by_optimiser for key, value in state.items()}
+    steps = {f"step.{key}": np.ones((), np.float32) for key in state} if kept_by_optimiser == ADAM else {}
+    network.restore(state | moving | steps)
     before = {key: network.parameters[key].detach().clone() for key in ADAPTER_TENSORS}
     take_step(network, network.parameters["head_b"].sum())  # a loss that does not depend on the adapters
     for key in ADAPTER_TENSORS:
@@ -74,10 +87,9 @@ def test_existing_momentum_does_not_change_protected_entries() -> None:
         assert torch.equal(network.parameters[key].detach()[kept], before[key][kept])
 
 
-def test_weight_decay_changes_weights_but_no_masks_norms_or_biases() -> None:
-    backbone, shared = tiny_backbone(), half_used()
-    chosen = tiny_settings(momentum=0.0, weight_decay=0.1, learning_rate=0.5)
-    network = HatNetwork(TokenCache(backbone, TinyImages().read), shared, 2, chosen, "test", ReplayObjective())
+@pytest.mark.parametrize("beginning", STARTS)
+def test_weight_decay_changes_weights_but_no_masks_norms_or_biases(beginning: str) -> None:
+    network = network_of(half_used(), start=beginning, momentum=0.0, weight_decay=0.1, learning_rate=0.5)
     with torch.no_grad():  # biases start at zero, where decay has no effect
         for parameter in network.parameters.values():
             parameter += 0.5
@@ -96,17 +108,51 @@ def test_weight_decay_changes_weights_but_no_masks_norms_or_biases() -> None:
         torch.testing.assert_close(network.parameters[key].detach(), expected, rtol=1e-6, atol=0)
 
 
-def test_embeddings_are_clipped_to_where_the_sigmoid_has_a_gradient() -> None:
-    backbone = tiny_backbone()
-    network = HatNetwork(
-        TokenCache(backbone, TinyImages().read),
-        half_used(),
-        2,
-        tiny_settings(learning_rate=10.0),
-        "test",
-        ReplayObjective(),
-    )
+@pytest.mark.parametrize("beginning", STARTS)
+def test_embeddings_are_clipped_to_where_the_sigmoid_has_a_gradient(beginning: str) -> None:
+    network = network_of(half_used(), start=beginning, learning_rate=10.0)
     for _ in range(5):
-        take_step(network, loss_of(network, backbone, torch.tensor([0, 1, 2, 0])))
+        take_step(network, loss_of(network, torch.tensor([0, 1, 2, 0])))
     for key in ("e1", "e2"):
         assert network.parameters[key].abs().max() <= 6
+
+
+def test_a_refined_network_starts_as_the_frozen_one_with_a_solved_head() -> None:
+    network = network_of(initial_adapters(tiny_backbone().adapters, DIMENSIONS, tiny_settings()))
+    backbone, parameters = network.tokens.backbone, network.parameters
+    frozen = backbone.blocks(any_tokens(), frozen_task(backbone.norm_w, backbone.norm_b))
+    assert torch.equal(backbone.blocks(any_tokens(), network.tensors, network.masks(1.0)), frozen)
+    keys = [key for keys in TinyImages().batch(["a", "b"], count=4).values() for key in keys]
+    z = network.tokens.features(keys, frozen_task(backbone.norm_w, backbone.norm_b))
+    logits = z @ parameters["head_w"].detach().numpy().T + parameters["head_b"].detach().numpy()
+    assert logits.argmax(axis=1).tolist() == [0] * 4 + [1] * 4
+
+
+def test_units_of_earlier_tasks_stay_where_a_refined_network_starts() -> None:
+    shared = half_used()
+    kept = hat.protection(torch.tensor(shared.used1), torch.tensor(shared.used2))["w2"]
+    w2 = network_of(shared).parameters["w2"].detach()
+    assert torch.equal(w2[kept], torch.tensor(shared.adapters.w2)[kept])
+    assert not w2[~kept].any()
+
+
+@pytest.mark.parametrize("beginning", STARTS)
+def test_a_restored_network_goes_on_as_the_one_that_was_saved(beginning: str) -> None:
+    network, restored = (network_of(half_used(), start=beginning) for _ in range(2))
+    labels = torch.tensor([0, 1, 2, 0])
+    take_step(network, loss_of(network, labels))
+    restored.restore(network.state())
+    for one in (network, restored):
+        take_step(one, loss_of(one, labels))
+    for key, value in network.state().items():
+        np.testing.assert_array_equal(restored.state()[key], value, err_msg=key)
+
+
+@pytest.mark.parametrize(
+    ("backbone", "chosen", "refines"),
+    [(tiny_backbone(), {}, True), (tiny_backbone(), {"preset": "paper"}, False), (tiny_cnn(), {}, False)],
+)
+def test_the_network_of_a_cnn_and_that_of_the_paper_start_at_random(
+    backbone: Backbone, chosen: dict[str, Any], refines: bool
+) -> None:
+    assert ReplayObjective().refines(backbone, LearnerSettings(**chosen)) is refines
