@@ -55,7 +55,8 @@ def one_task(images: ImageSet, per_class: int, order: int) -> Stream:
 def row(images: ImageSet, weights: Path, backbone: str, blocks: str, per_class: int, order: int, threads: int) -> Any:
     stream = one_task(images, per_class, order)
     given = {"bottleneck": 1} if blocks == NORMS else {"adapted_blocks": int(blocks)}
-    settings = settings_of("ours", order, prior_for(DATA)[0], threads=threads, **given)
+    # Without a cascade: the network alone is judged too, so it runs for every image.
+    settings = settings_of("ours", order, prior_for(DATA)[0], threads=threads, cascade="off", **given)
     recipe = settings.recipe.model_copy(update={"networks": "always"})
     settings = settings.model_copy(update={"recipe": recipe})
     configure_torch(settings)
