@@ -18,6 +18,7 @@ from trainer.learning.rule_fit import fit_rule, mean_deviations, prior_weights
 
 NAME = "closed form"
 FOLDS = 2  # every fold costs another fit of the rule
+CLEARLY = 2.0  # standard errors
 NEWTON_STEPS = 20
 TOLERANCE = 1e-4  # of a weight, for evidence with a deviation of 1
 
@@ -34,10 +35,10 @@ class NetworkGain:
         """Whether the networks count.
 
         On one token, a CNN's, they must be better. To ask for more, a whole error, would lose accuracy: errors are as
-        large. Those of a transformer with all blocks adapted improved on the closed form where that was measured, more
-        than a few held-out images can show: they must not be worse by more than an error.
+        large. Those of a transformer with all blocks adapted improved on the closed form wherever that was measured,
+        more than a few held-out images can show: they must not be clearly worse.
         """
-        return self.networks < self.closed_form + (0.0 if one_token else self.error)
+        return self.networks < self.closed_form + (0.0 if one_token else CLEARLY * self.error)
 
 
 def fit_closed_form(left_out: FrozenScores, columns: NDArray[np.int64], prior: Prior, near: Rule | None = None) -> Rule:
