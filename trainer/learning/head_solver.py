@@ -48,7 +48,7 @@ def solve_heads(problems: Iterable[HeadProblem], tolerance: float = TOLERANCE) -
 def solved_head(features: NDArray[np.float32], labels: NDArray[np.int64], outputs: int, ridge: float) -> Head:
     """The head that the features of a task's images determine; each output that has images weighs the same.
 
-    `ridge` is over the number of images and per squared length of a feature.
+    `ridge` is multiplied by the mean squared length of a feature.
     """
     counts = np.bincount(labels, minlength=outputs)
     empty = Head(np.zeros((outputs, features.shape[1]), np.float32), np.zeros(outputs, np.float32))

@@ -27,10 +27,13 @@ class Recipe(BaseModel):
     grow_when_used: float = Field(0.8, gt=0, le=1)  # otherwise: grow when a layer has this share of units in use
     # Per epoch: a task of few images is passed over more than once. None: 5 with replay, 20 without; paper: 20.
     min_steps: int | None = Field(None, ge=1)
-    # Where MORE's network starts, None: a transformer's at the closed form, that of a CNN at random; paper: at random.
+    # Where MORE's network starts, and how it is trained: at the closed form by Adam, or at random by SGD. None: that of
+    # a transformer at the closed form, that of a CNN at random; paper: at random.
     start: Literal["closed form", "random"] | None = None
+    adam_rate: float = Field(0.002, gt=0)
+    sgd_rate: float = Field(0.005, gt=0)
     start_ridge: float = Field(0.1, gt=0)  # of the head in closed form, as `back_ridge`
-    momentum: float = Field(0.9, ge=0, lt=1)
+    momentum: float = Field(0.9, ge=0, lt=1)  # of SGD
     weight_decay: float = Field(0.0, ge=0)
     sparsity: float = Field(0.01, ge=0)  # lambda of HAT's sparsity loss; paper: 0.75
     mask_rate: float = Field(30.0, gt=0)  # learning rate of the masks, relative to that of the weights; paper: 1
@@ -131,7 +134,10 @@ class LearnerSettings(Settings):
     epochs: int = Field(10, ge=1, description="passes over a new task's images")
     back_epochs: int = Field(10, ge=1, description="passes of a back-update by SGD (preset paper)")
     learning_rate: float | None = Field(
-        None, gt=0, description="of a new task; empty: 0.005 of SGD, 0.002 of Adam, which refines a transformer"
+        None,
+        gt=0,
+        description="learning rate of a new task; empty: 0.002 with Adam (method more on a transformer), otherwise "
+        "0.005 with SGD",
     )
     batch_size: int = Field(16, ge=1, description="new images per step; as many replayed ones join them")
     views: int = Field(1, ge=1, le=8, description="views of each training image: the plain one and augmented ones")

@@ -52,7 +52,7 @@ class CsiObjective:
             "projection_b": np.zeros(PROJECTION),
         }
 
-    def refines(self, backbone: Backbone, settings: LearnerSettings) -> bool:
+    def starts_at_closed_form(self, backbone: Backbone, settings: LearnerSettings) -> bool:
         return False
 
     def rate(self, settings: LearnerSettings) -> float:

@@ -45,8 +45,9 @@ class HatNetwork(TaskNetwork):
         a, d, b = backbone.adapters, backbone.spec.dimensions, own.bottleneck
         start = {part: getattr(own.adapters, part) for part in ADAPTER_TENSORS}
         protected = hat.protection(torch.tensor(own.used1), torch.tensor(own.used2))
-        if objective.refines(backbone, settings):
-            start["w2"] = np.where(protected["w2"].numpy(), start["w2"], 0.0)
+        if objective.starts_at_closed_form(backbone, settings):
+            for key in ("w2", "b2"):  # free units may have been trained by earlier tasks that did not keep them
+                start[key] = np.where(protected[key].numpy(), start[key], 0.0)
         start |= {"norm_w": backbone.norm_w.numpy(), "norm_b": backbone.norm_b.numpy()}
         start |= {"e1": rng.standard_normal((a, b)), "e2": rng.standard_normal((a, d))}
         start |= objective.start(tokens, data, settings, rng)

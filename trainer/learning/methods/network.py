@@ -24,8 +24,6 @@ from trainer.learning.methods.shards import Gradient, Shard, cut, gradient, summ
 from trainer.learning.settings import LearnerSettings
 from trainer.learning.tokens import TokenCache
 
-SGD_RATE, ADAM_RATE = 0.005, 0.002  # learning rates
-
 
 class TaskData(NamedTuple):
     """The training images of a task."""
@@ -74,7 +72,7 @@ class Objective(Protocol):
     ) -> dict[str, NDArray[np.floating]]:
         """The parameters on top of the network, by name; weight decay applies to names that end in `_w`."""
 
-    def refines(self, backbone: Backbone, settings: LearnerSettings) -> bool:
+    def starts_at_closed_form(self, backbone: Backbone, settings: LearnerSettings) -> bool:
         """Whether a network starts at the closed form: adapters that add nothing, and a solved head on top."""
 
     def rate(self, settings: LearnerSettings) -> float:
@@ -117,19 +115,19 @@ class TaskNetwork(ABC):
     ) -> None:
         """`rates` are relative to the learning rate, for the parameters that do not have it."""
         self.tokens, self.settings, self.objective = tokens, settings, objective
-        refines = objective.refines(tokens.backbone, settings)
+        adam, recipe = objective.starts_at_closed_form(tokens.backbone, settings), settings.recipe
         self.parameters = {
             key: torch.tensor(value, dtype=torch.float32, device=tokens.device, requires_grad=True)
             for key, value in start.items()
         }
         groups: list[dict[str, Any]] = []
         for key in self.parameters:
-            rate = (settings.learning_rate or (ADAM_RATE if refines else SGD_RATE)) * rates.get(key, 1.0)
-            decay = settings.recipe.weight_decay if key in decayed else 0.0
+            rate = (settings.learning_rate or (recipe.adam_rate if adam else recipe.sgd_rate)) * rates.get(key, 1.0)
+            decay = recipe.weight_decay if key in decayed else 0.0
             groups.append({"params": [self.parameters[key]], "lr": rate, "weight_decay": decay})
-        # From the closed form, Adam is better than SGD; from a random start it is worse (docs/accuracy.md).
+        # Which optimiser suits which start was measured: docs/decisions/0038.
         self.optimiser: torch.optim.Optimizer = (
-            torch.optim.AdamW(groups) if refines else torch.optim.SGD(groups, momentum=settings.recipe.momentum)
+            torch.optim.AdamW(groups) if adam else torch.optim.SGD(groups, momentum=recipe.momentum)
         )
 
     @abstractmethod

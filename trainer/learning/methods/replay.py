@@ -33,17 +33,19 @@ class ReplayObjective:
     def start(
         self, tokens: TokenCache, data: TaskData, settings: LearnerSettings, rng: np.random.Generator
     ) -> dict[str, NDArray[np.floating]]:
-        """A random head, or the one that is optimal on the features of the frozen network."""
-        if not self.refines(tokens.backbone, settings):
+        """A random head, or the optimal one on frozen features, where `ood` weighs as much as a class."""
+        if not self.starts_at_closed_form(tokens.backbone, settings):
             return random_head(rng, data.classes + 1, tokens.backbone.spec.dimensions)
-        backbone, keys = tokens.backbone, [*data.keys, *data.replay]
-        features = tokens.features(keys, frozen_task(backbone.norm_w, backbone.norm_b))
-        labels = np.array([*data.labels, *([data.classes] * len(data.replay))], np.int64)
+        # As in a back-update, the cost does not follow the number of tasks.
+        replay = [data.replay[i] for i in rng.permutation(len(data.replay))[: settings.recipe.network_images]]
+        frozen = frozen_task(tokens.backbone.norm_w, tokens.backbone.norm_b)
+        features = tokens.features([*data.keys, *replay], frozen)
+        labels = np.array([*data.labels, *([data.classes] * len(replay))], np.int64)
         head = solved_head(features, labels, data.classes + 1, settings.recipe.start_ridge / len(data.keys))
         return {"head_w": head.weight, "head_b": head.bias}
 
-    def refines(self, backbone: Backbone, settings: LearnerSettings) -> bool:
-        """A CNN's network, on one token, gains nothing by it (docs/accuracy.md)."""
+    def starts_at_closed_form(self, backbone: Backbone, settings: LearnerSettings) -> bool:
+        """A CNN's network, on one token, gains nothing by it (docs/decisions/0038)."""
         start = settings.recipe.start
         return backbone.spec.is_transformer if start is None else start == "closed form"
 
@@ -85,7 +87,7 @@ class PlainObjective(ReplayObjective):
     ) -> dict[str, NDArray[np.floating]]:
         return random_head(rng, data.classes, tokens.backbone.spec.dimensions)
 
-    def refines(self, backbone: Backbone, settings: LearnerSettings) -> bool:
+    def starts_at_closed_form(self, backbone: Backbone, settings: LearnerSettings) -> bool:
         return False
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,8 @@ def half_used(seed: int = 0) -> SharedAdapters:
     rng = np.random.default_rng(seed)
     start = initial_adapters(tiny_backbone().adapters, DIMENSIONS, tiny_settings())
     used1 = rng.integers(0, 2, start.used1.shape).astype(np.float32)
-    return SharedAdapters(start.adapters, used1, rng.integers(0, 2, start.used2.shape).astype(np.float32))
+    adapters = replace(start.adapters, b2=rng.standard_normal(start.used2.shape).astype(np.float32))
+    return SharedAdapters(adapters, used1, rng.integers(0, 2, start.used2.shape).astype(np.float32))
 
 
 def network_of(shared: SharedAdapters, **chosen: Any) -> HatNetwork:
@@ -81,10 +83,11 @@ def test_existing_momentum_does_not_change_protected_entries(beginning: str, kep
     steps = {f"step.{key}": np.ones((), np.float32) for key in state} if kept_by_optimiser == ADAM else {}
     network.restore(state | moving | steps)
     before = {key: network.parameters[key].detach().clone() for key in ADAPTER_TENSORS}
-    take_step(network, network.parameters["head_b"].sum())  # a loss that does not depend on the adapters
+    take_step(network, 0.0 * sum(network.parameters[key].sum() for key in ADAPTER_TENSORS))  # no gradient of its own
     for key in ADAPTER_TENSORS:
-        kept = network.protected[key].expand_as(before[key])
-        assert torch.equal(network.parameters[key].detach()[kept], before[key][kept])
+        kept, now = network.protected[key].expand_as(before[key]), network.parameters[key].detach()
+        assert torch.equal(now[kept], before[key][kept])
+        assert (now[~kept] != before[key][~kept]).all()
 
 
 @pytest.mark.parametrize("beginning", STARTS)
@@ -130,10 +133,12 @@ def test_a_refined_network_starts_as_the_frozen_one_with_a_solved_head() -> None
 
 def test_units_of_earlier_tasks_stay_where_a_refined_network_starts() -> None:
     shared = half_used()
-    kept = hat.protection(torch.tensor(shared.used1), torch.tensor(shared.used2))["w2"]
-    w2 = network_of(shared).parameters["w2"].detach()
-    assert torch.equal(w2[kept], torch.tensor(shared.adapters.w2)[kept])
-    assert not w2[~kept].any()
+    protected = hat.protection(torch.tensor(shared.used1), torch.tensor(shared.used2))
+    parameters = network_of(shared).parameters
+    for key in ("w2", "b2"):
+        own, kept = parameters[key].detach(), protected[key]
+        assert torch.equal(own[kept], torch.tensor(getattr(shared.adapters, key))[kept]), key
+        assert not own[~kept].any(), key
 
 
 @pytest.mark.parametrize("beginning", STARTS)
@@ -149,10 +154,10 @@ def test_a_restored_network_goes_on_as_the_one_that_was_saved(beginning: str) ->
 
 
 @pytest.mark.parametrize(
-    ("backbone", "chosen", "refines"),
+    ("backbone", "chosen", "starts_at_closed_form"),
     [(tiny_backbone(), {}, True), (tiny_backbone(), {"preset": "paper"}, False), (tiny_cnn(), {}, False)],
 )
 def test_the_network_of_a_cnn_and_that_of_the_paper_start_at_random(
-    backbone: Backbone, chosen: dict[str, Any], refines: bool
+    backbone: Backbone, chosen: dict[str, Any], starts_at_closed_form: bool
 ) -> None:
-    assert ReplayObjective().refines(backbone, LearnerSettings(**chosen)) is refines
+    assert ReplayObjective().starts_at_closed_form(backbone, LearnerSettings(**chosen)) is starts_at_closed_form
