@@ -177,7 +177,7 @@ def test_back_updating_changes_only_the_heads_of_earlier_tasks(history: dict[str
 
 
 def test_adapters_grow_when_a_layer_is_nearly_full_and_not_before() -> None:
-    tight = learn_tasks(tiny_learner(grow_when_used=0.3), class_tasks([1, 1]))
+    tight = learn_tasks(tiny_learner(grow_when_used=0.3, sparsity=0), class_tasks([1, 1]))
     assert tight[0].model.shared.used_ratio >= 0.3
     assert [one.model.shared.bottleneck for one in tight] == [6, 12]
     roomy = learn_tasks(tiny_learner(grow_when_used=1.0, bottleneck=32), class_tasks([1, 1]))

@@ -154,7 +154,7 @@ def test_a_batch_with_more_classes_than_the_memory_holds_is_refused_before_it_is
 @pytest.mark.parametrize("others", [{}, {"class 0": 6}, {"sibling": 3}, {"lone too": 1}])
 def test_a_new_class_with_one_image_is_learned(others: dict[str, int]) -> None:
     """Alone, beside a known class, beside a larger new class, beside another one with one image."""
-    learner = tiny_learner(epochs=8, learning_rate=0.1, sparsity=0)
+    learner = tiny_learner(epochs=8, sparsity=0)
     parent = learn_tasks(learner, class_tasks([2]))[0]
     images = TinyImages().batch(["lone"], count=1)
     for name, count in others.items():
