@@ -23,6 +23,7 @@ class ReplayObjective:
 
     separable = True
     _head: ClassVar[Callable[..., Head]] = Head  # from trained weights and biases
+    _more_outputs: ClassVar[int] = 1  # than classes: `ood`
 
     def views(self, settings: LearnerSettings) -> Sequence[int]:
         return range(settings.views)
@@ -34,14 +35,15 @@ class ReplayObjective:
         self, tokens: TokenCache, data: TaskData, settings: LearnerSettings, rng: np.random.Generator
     ) -> dict[str, NDArray[np.floating]]:
         """A random head, or the optimal one on frozen features, where `ood` weighs as much as a class."""
+        outputs, dimensions = data.classes + self._more_outputs, tokens.backbone.spec.dimensions
         if not self.starts_at_closed_form(tokens.backbone, settings):
-            return random_head(rng, data.classes + 1, tokens.backbone.spec.dimensions)
+            return {"head_w": truncated_normal(rng, (outputs, dimensions)), "head_b": np.zeros(outputs)}
         # As in a back-update, the cost does not follow the number of tasks.
         replay = [data.replay[i] for i in rng.permutation(len(data.replay))[: settings.recipe.network_images]]
         frozen = frozen_task(tokens.backbone.norm_w, tokens.backbone.norm_b)
         features = tokens.features([*data.keys, *replay], frozen)
         labels = np.array([*data.labels, *([data.classes] * len(replay))], np.int64)
-        head = solved_head(features, labels, data.classes + 1, settings.recipe.start_ridge / len(data.keys))
+        head = solved_head(features, labels, outputs, settings.recipe.start_ridge / len(data.keys))
         return {"head_w": head.weight, "head_b": head.bias}
 
     def starts_at_closed_form(self, backbone: Backbone, settings: LearnerSettings) -> bool:
@@ -81,18 +83,10 @@ class PlainObjective(ReplayObjective):
     and raise the logits of all classes with it."""
 
     _head = Head.without_ood
-
-    def start(
-        self, tokens: TokenCache, data: TaskData, settings: LearnerSettings, rng: np.random.Generator
-    ) -> dict[str, NDArray[np.floating]]:
-        return random_head(rng, data.classes, tokens.backbone.spec.dimensions)
+    _more_outputs = 0
 
     def starts_at_closed_form(self, backbone: Backbone, settings: LearnerSettings) -> bool:
         return False
-
-
-def random_head(rng: np.random.Generator, outputs: int, dimensions: int) -> dict[str, NDArray[np.floating]]:
-    return {"head_w": truncated_normal(rng, (outputs, dimensions)), "head_b": np.zeros(outputs)}
 
 
 def head_loss(z: Tensor, labels: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:
