@@ -102,6 +102,7 @@ def _with_task(
     """The features of the test images, with those of the last task."""
     own = tensors_of(model.tasks[-1])
     tasks = [*test.tasks, tokens.features(keys, own)]
+    test = replace(test, refined=None if model.refined is None else tokens.refined(keys, model.refined.tail))
     if not method_of(settings).rotates:
         return replace(test, tasks=tasks)
     turned = [tokens.features(keys, own, view=turned_view(0, turns)) for turns in range(1, ROTATIONS)]

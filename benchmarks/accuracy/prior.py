@@ -27,10 +27,10 @@ from benchmarks.accuracy.data import ImageSet, open_tokens, recorded_now
 from benchmarks.accuracy.methods import Learning, learn, settings_of
 from benchmarks.accuracy.streams import ALL_SETS, LITE0
 from models.files import write_durable
-from models.inference.evidence import Floats
-from models.inference.novelty import SUMMARIES, frozen_summaries
+from models.inference.evidence import Evidence, Floats
+from models.inference.novelty import FROZEN_SUMMARIES, frozen_summaries
 from models.inference.rules import TERMS, term
-from trainer.learning.prior import Prior
+from trainer.learning.prior import KNOWN, Prior
 from trainer.learning.reproducibility import configure_torch
 from trainer.learning.settings import LearnerSettings
 from trainer.learning.tokens import TokenCache
@@ -40,7 +40,6 @@ FRESH = 10  # images per class to judge with, at most
 LEAST_FRESH = 4  # a class with few images is learned from fewer
 STEP_WEIGHT = 100.0  # every version counts equally: as this many images
 PENALTY = 0.1  # of a weak quadratic penalty, for weights that the data do not determine
-KNOWN = "known"  # the constant of the novelty score
 
 
 @dataclass(frozen=True)
@@ -84,13 +83,9 @@ def versions(tokens: TokenCache, images: ImageSet, size: tuple[int, int], per_cl
     def on_learned(learning: Learning) -> None:
         model, evidence = learning.learned.model, learning.evidence
         known = labels < len(model.classes)
-        terms = np.stack([term(evidence, name) for name in TERMS], axis=2)[known]
-        # As in `fit_rule`: a deviation of 1 over the classes of an image.
-        deviation = terms.std(axis=1).mean(axis=0)
-        terms = terms / np.where(deviation > 1e-9, deviation, 1.0)
-        rows = frozen_summaries(evidence.frozen)
-        rows = (rows - model.novelty.centre[:-1]) / model.novelty.scale[:-1]
-        found.append(Version(terms.astype(np.float32), labels[known], rows, known))
+        rows, size = frozen_summaries(evidence.frozen), len(FROZEN_SUMMARIES)
+        rows = (rows - model.novelty.centre[:size]) / model.novelty.scale[:size]
+        found.append(Version(standardised_terms(evidence, TERMS, known), labels[known], rows, known))
 
     settings = settings_of("ours", seed, Prior())
     # The weights of the networks' evidence are wanted, whether or not a version of this stream would use it.
@@ -99,8 +94,19 @@ def versions(tokens: TokenCache, images: ImageSet, size: tuple[int, int], per_cl
     return found
 
 
+def standardised_terms(evidence: Evidence, names: Sequence[str], known: NDArray[np.bool_]) -> NDArray[np.float32]:
+    """As in `fit_rule`: with a deviation of 1 over the classes of an image. (known images, C, terms)"""
+    terms = np.stack([term(evidence, name) for name in names], axis=2)[known]
+    deviation = terms.std(axis=1).mean(axis=0)
+    return (terms / np.where(deviation > 1e-9, deviation, 1.0)).astype(np.float32)
+
+
 def fit_rule_prior(found: Sequence[Version]) -> dict[str, float]:
-    """Conditional logit: the weights, none negative, with the least cross-entropy over all versions."""
+    return fit_conditional_logit(found, TERMS)
+
+
+def fit_conditional_logit(found: Sequence[Version], names: Sequence[str]) -> dict[str, float]:
+    """The weights of the terms, none negative, with the least cross-entropy over all versions."""
     used = [version for version in found if version.terms.shape[1] > 1 and len(version.columns)]
 
     def loss(weights: Floats) -> tuple[float, Floats]:
@@ -115,12 +121,16 @@ def fit_rule_prior(found: Sequence[Version]) -> dict[str, float]:
             gradient = gradient - factor * (version.terms[rows, version.columns].sum(axis=0) - expected)
         return value, gradient
 
-    start = np.ones(len(TERMS))
+    start = np.ones(len(names))
     weights = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=[(0, None)] * len(start)).x
-    return dict(zip(TERMS, np.round(weights, 3).tolist(), strict=True))
+    return dict(zip(names, np.round(weights, 3).tolist(), strict=True))
 
 
 def fit_novelty_prior(found: Sequence[Version]) -> dict[str, float]:
+    return fit_log_odds(found, FROZEN_SUMMARIES)
+
+
+def fit_log_odds(found: Sequence[Version], names: Sequence[str]) -> dict[str, float]:
     """Logistic regression of being known; known and novel images of a version count equally, no weight is negative."""
     used = [version for version in found if version.known.any() and not version.known.all()]
     design = np.concatenate([np.column_stack([v.summaries, np.ones(len(v.summaries))]) for v in used])
@@ -136,7 +146,7 @@ def fit_novelty_prior(found: Sequence[Version]) -> dict[str, float]:
     size = design.shape[1]
     bounds = [(0, None)] * (size - 1) + [(None, None)]
     weights = minimize(loss, np.zeros(size), jac=True, method="L-BFGS-B", bounds=bounds).x
-    return dict(zip((*SUMMARIES[:-1], KNOWN), np.round(weights, 3).tolist(), strict=True))
+    return dict(zip((*names, KNOWN), np.round(weights, 3).tolist(), strict=True))
 
 
 def priors(found: Mapping[str, Sequence[Version]]) -> dict[str, Any]:

@@ -76,7 +76,9 @@ def by_torch(images: ImageSet, keys: Sequence[str], data: Path) -> list[Answer]:
     """The benchmark's path."""
     model, _ = read_model(VersionStore(data).load())
     tokens = TokenCache(open_backbone(data), images.read)
-    features = Features([tokens.features(keys, tensors_of(task)) for task in model.tasks], *tokens.frozen(keys))
+    refined = None if model.refined is None else tokens.refined(keys, model.refined.tail)
+    tasks = [tokens.features(keys, tensors_of(task)) for task in model.tasks]
+    features = Features(tasks, *tokens.frozen(keys), refined=refined)
     return answer(model, model.evidence(features))
 
 

@@ -28,6 +28,7 @@ class Features:
     expanded: Array  # (n, M), random ReLU features of the frozen feature
     ran: NDArray[np.bool_] | None = None  # (n, T), the networks that ran (cascade.py); None: all
     turned: Array | None = None  # (3, T, n, d), of the turned images (rotations.py); None: the rule uses no rotations
+    refined: Array | None = None  # (n, r), outputs of the version's tail (refined.py); None: no decision weighs them
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,18 @@ class FrozenScores:
 
 
 @dataclass(frozen=True)
+class RefinedScores:
+    """Closed-form scores of the refined feature (refined.py) for every class: (n, C) each."""
+
+    cosines: Floats  # between the whitened image and the whitened class mean
+    distances: Floats  # Mahalanobis, under one covariance of all classes
+
+    def rows(self, rows: NDArray[np.bool_]) -> RefinedScores:
+        """The scores of some images."""
+        return RefinedScores(self.cosines[rows], self.distances[rows])
+
+
+@dataclass(frozen=True)
 class Evidence:
     """The inputs of a rule, for n images. The classes of all tasks stand side by side, as in the rule's scores."""
 
@@ -68,6 +81,7 @@ class Evidence:
     frozen: FrozenScores
     ran: NDArray[np.bool_] | None = None  # (n, T), the networks that ran (cascade.py); None: all
     has_ood: bool = True  # whether the heads have an `ood` output; those of methods without replay have none
+    refined: RefinedScores | None = None  # None: the version has no refined feature, or its decisions do not weigh it
 
     @classmethod
     def of_tasks(
@@ -95,6 +109,7 @@ class Evidence:
             self.frozen.rows(rows),
             None if self.ran is None else self.ran[rows],
             self.has_ood,
+            None if self.refined is None else self.refined.rows(rows),
         )
 
     @cached_property

@@ -17,6 +17,7 @@ from models.inference.frozen import FrozenStatistics, Labels, Rows
 from models.inference.gaussians import Gaussians
 from models.inference.novelty import Novelty
 from models.inference.one_token import OneTokenNetworks, TaskArrays
+from models.inference.refined import RefinedFeature
 from models.inference.rotations import TurnedHeads
 from models.inference.rules import Rule, frozen_evidence
 from models.inference.shared_adapters import Adapters, AdapterUpdate, SharedAdapters
@@ -127,6 +128,7 @@ class Model:
     aliases: Aliases = field(default_factory=dict)  # merged and retired classes
     base: StoredBase | None = None  # of a migrated folder: what its tasks have in common
     pending: tuple[tuple[str, ...], ...] = ()  # the classes of each task that is not learned yet
+    refined: RefinedFeature | None = None  # of all learned classes; None: no version has learned it
 
     @cached_property
     def classes_by_task(self) -> tuple[tuple[str, ...], ...]:
@@ -161,6 +163,11 @@ class Model:
     def task_of_class(self) -> NDArray[np.int64]:
         return np.repeat(np.arange(len(self.counts)), self.counts).astype(np.int64)
 
+    @property
+    def uses_refined(self) -> bool:
+        """Whether a decision weighs the refined feature."""
+        return self.refined is not None and (self.rule.uses_refined or self.novelty.uses_refined)
+
     @cached_property
     def one_token_networks(self) -> OneTokenNetworks:
         """The networks of all tasks, for a backbone with one token."""
@@ -187,9 +194,12 @@ class Model:
         `frozen`: the frozen scores if they are known, for example of images that are left out of the statistics.
         """
         frozen = frozen or self.frozen.scores(features.frozen, features.expanded)
+        refined = None
+        if self.refined is not None and features.refined is not None:
+            refined = self.refined.scores(features.refined)
         if not self.rule.uses_networks:
-            return frozen_evidence(self.rule, self.counts, frozen)
-        evidence = self._scores.evidence(np.asarray(features.tasks, np.float32), frozen)
+            return replace(frozen_evidence(self.rule, self.counts, frozen), refined=refined)
+        evidence = replace(self._scores.evidence(np.asarray(features.tasks, np.float32), frozen), refined=refined)
         if features.turned is not None:
             logits = self._turned_heads.ensemble(evidence.class_logits, features.turned)
             evidence = replace(evidence, class_logits=logits)

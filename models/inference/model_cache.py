@@ -41,7 +41,7 @@ from models.inference.stored_model import (
     with_pending,
 )
 from models.versions.backbone_spec import BackboneSpec
-from models.versions.contents import BASE, HEADS, PROVISIONAL, decode_tensors, task_role
+from models.versions.contents import BASE, PROVISIONAL, decode_tensors, task_role
 from models.versions.manifest import FileEntry, Manifest
 from models.versions.reader import LoadedVersion
 from models.versions.store import VersionStore
@@ -124,7 +124,7 @@ class ModelCache:
             frozen = with_pending(frozen, pending)
         if start is not None and _equal_statistics(frozen, start.statistics):
             frozen = start.statistics  # with their inverses, which take longer than the rest of a load
-        model = assembled(manifest, loaded.contents[HEADS], tasks, frozen, SharedAdapters.empty(), None)
+        model = assembled(manifest, loaded.contents, tasks, frozen, SharedAdapters.empty(), None)
         if pending is not None:
             model = _provisional(model, manifest, pending)
         preprocessing = checked_preprocessing(manifest, spec)

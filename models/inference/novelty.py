@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from models.inference.evidence import Evidence, Floats, FrozenScores
+from models.inference.evidence import Evidence, Floats, FrozenScores, RefinedScores
 
 SUMMARIES = (
     "distance",
@@ -20,8 +20,12 @@ SUMMARIES = (
     "cosine_gap",
     "ridge",
     "ridge_gap",
+    "refined_cosine",
+    "refined_distance",
     "class_score",
 )
+FROZEN_SUMMARIES = SUMMARIES[:7]
+REFINED_SUMMARIES = SUMMARIES[7:9]  # 0 in a version without a refined feature
 REFERENCE_POINTS = 256  # a longer list of scores is stored as this many quantiles
 
 
@@ -55,6 +59,11 @@ class Novelty:
         return np.where(np.isnan(log_odds), 1.0, 1 / (1 + np.exp(np.clip(log_odds, -700, 700))))
 
     @property
+    def uses_refined(self) -> bool:
+        """Whether the refined feature counts."""
+        return bool(self.weights[len(FROZEN_SUMMARIES) : -1].any())
+
+    @property
     def novel_below(self) -> float | None:
         """An image is novel if its score is lower; None: every image is."""
         return float(self.threshold[0]) if np.isfinite(self.threshold[0]) else None
@@ -75,11 +84,20 @@ class Novelty:
 
 def summaries(evidence: Evidence, log_scores: Floats) -> Floats:
     """The inputs of the score, for n images whose classes have these log-scores: (n, S)."""
-    return np.concatenate([frozen_summaries(evidence.frozen), log_scores.max(axis=1, keepdims=True)], axis=1)
+    of_class = log_scores.max(axis=1, keepdims=True)
+    refined = np.zeros((len(of_class), len(REFINED_SUMMARIES)))
+    if evidence.refined is not None:
+        refined = refined_summaries(evidence.refined)
+    return np.concatenate([frozen_summaries(evidence.frozen), refined, of_class], axis=1)
+
+
+def refined_summaries(refined: RefinedScores) -> Floats:
+    """The inputs that follow from the refined scores: (n, 2)."""
+    return np.stack([refined.cosines.max(axis=1), -refined.distances.min(axis=1)], axis=1)
 
 
 def frozen_summaries(frozen: FrozenScores) -> Floats:
-    """All inputs but the last: those that follow from the frozen scores. (n, S - 1)"""
+    """The inputs that follow from the frozen scores: (n, 7)."""
     cosine, cosine_gap = best_and_gap(frozen.cosines)
     ridge, ridge_gap = best_and_gap(frozen.ridge)
     distances = (frozen.distances, frozen.span_distances, frozen.output_distances)

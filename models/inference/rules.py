@@ -22,7 +22,8 @@ from models.inference.cascade import Cascade
 from models.inference.evidence import Evidence, Floats, FrozenScores, log_coefficients, log_probabilities
 
 LOGIT = "logit"
-NETWORK_TERMS = ("probability", "coefficient", "task_cosine", LOGIT)
+REFINED = "refined_cosine"  # of versions with a refined feature (refined.py)
+NETWORK_TERMS = ("probability", "coefficient", "task_cosine", LOGIT, REFINED)
 FROZEN_TERMS = ("frozen_distance", "frozen_cosine", "output_cosine", "ridge")
 TERMS = (*NETWORK_TERMS[:3], *FROZEN_TERMS)  # of a fitted rule
 TERMS_WITHOUT_OOD = (LOGIT, *TERMS[1:])  # where heads have no `ood`
@@ -43,8 +44,13 @@ class Rule:
 
     @property
     def uses_networks(self) -> bool:
-        """Whether any evidence of the tasks' networks counts; that of a provisional version does not."""
+        """Whether any evidence of learned networks counts; that of a provisional version does not."""
         return any(self.weights.get(name) for name in NETWORK_TERMS)
+
+    @property
+    def uses_refined(self) -> bool:
+        """Whether the refined feature counts."""
+        return bool(self.weights.get(REFINED))
 
     def log_scores(self, evidence: Evidence) -> Floats:
         """The log-score of every class: (n, C)."""
@@ -75,7 +81,7 @@ class Rule:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Rule:
-        known = (*TERMS, LOGIT)
+        known = (*TERMS, LOGIT, REFINED)
         unknown = set(data["weights"]) - set(known)
         if unknown:
             raise ValueError(f"unknown evidence {', '.join(sorted(unknown))}; this release supports {', '.join(known)}")
@@ -115,4 +121,8 @@ def term(evidence: Evidence, name: str, scales: tuple[float, ...] = ()) -> Float
         return evidence.per_class(log_coefficients(evidence))
     if name == "task_cosine":
         return evidence.class_cosines
+    if name == REFINED:
+        if evidence.refined is None:
+            raise ValueError("the rule weighs the refined feature, which was not computed")
+        return evidence.refined.cosines
     return evidence.frozen.term(name)

@@ -18,6 +18,7 @@ from models.inference.cascade import Chosen
 from models.inference.evidence import Array, Features
 from models.inference.model import Model, TaskModel
 from models.inference.providers import CUDA, Device, open_session
+from models.inference.refined import RefinedFeature
 from models.inference.rotations import TURNS, with_turned
 from models.inference.task_networks import SelectedGraph, Tokens, run_bound
 from models.versions.manifest import Manifest
@@ -25,6 +26,7 @@ from models.versions.store import VersionStore
 
 ROLES = ("trunk", "blocks", "frozen")  # of the graphs that every backbone has (models/network/export.py)
 SELECTED = "selected"  # of a transformer's graph for chosen tasks; missing in data folders of older releases
+TAIL = "tail"  # of a CNN that is cut before its last stages (models/network/tail.py)
 CHUNK = 32  # images per pass: bounds memory and still occupies all cores
 GPU_BATCH_SIZES = (1, 2, 4, 8, 16, CHUNK)  # a batch on a GPU is padded to one of these
 
@@ -40,6 +42,7 @@ class Runtime:
         self._selected: SelectedGraph | None = None
         if SELECTED in graphs and self.device == "cuda":
             self._selected = SelectedGraph(open_session(graphs[SELECTED], device, threads), self.device)
+        self._tail = open_session(graphs[TAIL], device, threads) if TAIL in graphs else None
         # A single batch is fastest on all cores; concurrent batches have a higher throughput with one thread each.
         concurrent = self.device == "cpu" and threads > 1
         self._single_threaded = Runtime(graphs, device, 1) if concurrent else self
@@ -66,12 +69,14 @@ class Runtime:
         parts = [empty, *chunks]  # the empty one gives every array its width if there are no images
         ran = [part.ran for part in chunks if part.ran is not None]
         turned = [part.turned for part in chunks if part.turned is not None]
+        refined = [part.refined for part in chunks if part.refined is not None]
         return Features(
             np.concatenate([part.tasks for part in parts], axis=1),
             np.concatenate([part.frozen for part in parts]),
             np.concatenate([part.expanded for part in parts]),
             np.concatenate(ran) if ran else None,
             np.concatenate(turned, axis=2) if turned else None,
+            np.concatenate(refined) if refined else None,
         )
 
     def _chunk(self, model: Model, pixels: Array) -> Features:
@@ -80,14 +85,18 @@ class Runtime:
         turns = networks and model.rule.rotations > 1
         rows = with_turned(pixels) if turns else pixels
         extra = self._padded_size(len(rows)) - len(rows)
-        tokens = self._tokens(np.pad(rows, ((0, extra), (0, 0), (0, 0), (0, 0))) if extra else rows)
+        tokens, maps = self._trunk_outputs(
+            np.pad(rows, ((0, extra), (0, 0), (0, 0), (0, 0))) if extra else rows, model.uses_refined
+        )
+        refined = None if maps is None or model.refined is None else self._refined_features(maps, model.refined)[:count]
         turned_tokens = None
         if turns:
             every = _array(tokens)
             tokens, turned_tokens = every[:count], every[count : len(rows)]
         feature, expanded = (part[:count] for part in self._frozen_features(tokens))
         if not networks:
-            return Features(np.zeros((0, count, self._dimensions), np.float32), feature, expanded)
+            none = np.zeros((0, count, self._dimensions), np.float32)
+            return Features(none, feature, expanded, refined=refined)
         ran = None if self._one_token else model.networks_to_run(model.frozen.scores(feature, expanded))
         tasks = self._task_features(model, tokens, count, ran)
         turned = None
@@ -95,7 +104,7 @@ class Runtime:
             again = None if ran is None else np.tile(ran, (TURNS, 1))
             flat = self._task_features(model, turned_tokens, TURNS * count, again)  # (T, 3 n, d)
             turned = flat.reshape(len(flat), TURNS, count, -1).swapaxes(0, 1)
-        return Features(tasks, feature, expanded, ran, turned)
+        return Features(tasks, feature, expanded, ran, turned, refined)
 
     def _task_features(self, model: Model, tokens: Tokens, count: int, ran: Chosen | None) -> Array:
         """z of the first `count` rows under every network that runs: (T, n, d)."""
@@ -125,11 +134,19 @@ class Runtime:
         """d"""
         return int(self._blocks.get_outputs()[0].shape[1])
 
-    def _tokens(self, pixels: Array) -> Tokens:
-        """As `tokens`; on a GPU they stay there."""
+    def _trunk_outputs(self, pixels: Array, with_map: bool) -> tuple[Tokens, Tokens | None]:
+        """The tokens, and the map that the tail starts from, if it is asked for; on a GPU they stay there."""
+        outputs = ["tokens", "map"] if with_map and self._tail is not None else ["tokens"]
         if self.device == "cpu":
-            return self.tokens(pixels)
-        out: Tokens = run_bound(self._trunk, self.device, ["tokens"], {}, {"pixels": pixels}, keep=True)[0]
+            found = self._trunk.run(outputs, {"pixels": pixels})
+        else:
+            found = run_bound(self._trunk, self.device, outputs, {}, {"pixels": pixels}, keep=True)
+        return found[0], found[1] if len(found) > 1 else None
+
+    def _refined_features(self, maps: Tokens, refined: RefinedFeature) -> Array:
+        if isinstance(maps, np.ndarray):
+            return self.refined_features(maps, refined.tail)
+        out: Array = run_bound(self._tail, self.device, ["features"], {"map": maps}, refined.tail, keep=False)[0]
         return out
 
     def _frozen_features(self, tokens: Tokens) -> tuple[Array, Array]:
@@ -154,6 +171,18 @@ class Runtime:
         """The frozen feature (n, f), the same for every task, and its random features (n, M)."""
         feature, expanded = self._frozen.run(["feature", "expanded"], {"tokens": tokens})
         return feature, expanded
+
+    def maps(self, pixels: Array) -> Array:
+        """What the tail starts from: (n, 3, H, W) -> (n, c, h, w)."""
+        out: Array = self._trunk.run(["map"], {"pixels": pixels})[0]
+        return out
+
+    def refined_features(self, maps: Array, tail: Mapping[str, Array]) -> Array:
+        """The outputs of the tail with these adapters: (n, r)."""
+        if self._tail is None:
+            raise ValueError("the backbone has no tail to refine")
+        out: Array = self._tail.run(["features"], {"map": maps, **tail})[0]
+        return out
 
     def warm_up_sizes(self, largest: int) -> list[int]:
         """The batch sizes to run once before serving batches of up to `largest` images."""
@@ -182,7 +211,7 @@ class RuntimeCache:
         missing = [role for role in ROLES if role not in manifest.graphs]
         if missing:
             raise CorruptVersion(f"version {manifest.version}: its manifest names no graph for {' and '.join(missing)}")
-        roles = [*ROLES, *([SELECTED] if SELECTED in manifest.graphs else [])]
+        roles = [*ROLES, *(role for role in (SELECTED, TAIL) if role in manifest.graphs)]
         key = tuple(manifest.graphs[role] for role in roles)
         with self._lock:
             runtime = self._runtimes.get(key)

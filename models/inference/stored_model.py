@@ -3,6 +3,7 @@
     task.<k>/...    what the task has learned, never changed: adapters, norms; its Gaussians and its part of the frozen
                     statistics, changed only by further images of its classes; what it left in the shared adapters
     head.<k>.*, novelty.*    of the version: back-updating changes every head, and calibration the novelty decision
+    refined/...     of the version: the adapters of its refined feature, and the statistics of all classes under them
     provisional/... of a provisional version only: what its pending tasks add in closed form, and the novelty decision
                     with them; all other contents are those of the version without the pending tasks
     base/...        of a migrated folder only: see models/versions/format_2.py
@@ -27,12 +28,13 @@ from models.inference.factors import TaskSums, add_sums, symmetric
 from models.inference.frozen import FrozenStatistics
 from models.inference.gaussians import Gaussians
 from models.inference.model import Head, Model, StoredBase, StoredTask, TaskModel
-from models.inference.novelty import SUMMARIES, Novelty
+from models.inference.novelty import REFINED_SUMMARIES, SUMMARIES, Novelty
+from models.inference.refined import RefinedFeature
 from models.inference.rules import Rule
 from models.inference.shared_adapters import Adapters, AdapterUpdate, SharedAdapters
 from models.inference.supermask import Supermask
 from models.versions.backbone_spec import BackboneSpec
-from models.versions.contents import BASE, HEADS, PROVISIONAL, task_role
+from models.versions.contents import BASE, HEADS, PROVISIONAL, REFINED, task_role
 from models.versions.manifest import FileEntry, Manifest
 from models.versions.reader import LoadedVersion
 
@@ -50,6 +52,8 @@ def model_tensors(model: Model) -> Tensors:
         out |= _prefixed("base/shared.", model.base.shared.tensors())
     for k in range(len(model.tasks)):
         out |= _prefixed(f"{task_role(k)}/", _task_tensors(model, k))
+    if model.refined is not None:
+        out |= _prefixed(f"{REFINED}/", model.refined.tensors())
     return out
 
 
@@ -67,13 +71,17 @@ class ClosedForm:
         """The content of the version, with its novelty decision."""
         rows = {"classes": self.classes, "counts": self.counts}
         rows |= {name: getattr(self, name).astype(np.float32) for name in ("means", "moments")}
-        out = _prefixed("frozen.", {**rows, **self.sums.tensors()}) | _prefixed("novelty.", _flat(novelty))
+        out = _prefixed("frozen.", {**rows, **self.sums.tensors()}) | _novelty_tensors(novelty)
         return _prefixed(f"{PROVISIONAL}/", out)
 
 
 def new_tensors(model: Model) -> tuple[Tensors, dict[str, FileEntry]]:
-    """The tensors that are not in the store yet, and the contents that are: tasks that did not change."""
+    """The tensors that are not in the store yet, and the contents that are: what did not change."""
     out, stored = _version_tensors(model), dict[str, FileEntry]()
+    if model.refined is not None and model.refined.entry is not None:
+        stored[REFINED] = model.refined.entry
+    elif model.refined is not None:
+        out |= _prefixed(f"{REFINED}/", model.refined.tensors())
     if model.base is not None:
         stored[BASE] = model.base.entry
     for k, task in enumerate(model.tasks):
@@ -85,7 +93,7 @@ def new_tensors(model: Model) -> tuple[Tensors, dict[str, FileEntry]]:
 
 
 def _version_tensors(model: Model) -> Tensors:
-    out = _prefixed("novelty.", _flat(model.novelty))
+    out = _novelty_tensors(model.novelty)
     for k, task in enumerate(model.tasks):
         out |= _prefixed(f"head.{k}.", _flat(task.head))
     return out
@@ -145,7 +153,7 @@ def read_model(loaded: LoadedVersion, last: Model | None = None) -> tuple[Model,
         if shared is None and tasks:
             raise ValueError("no task holds the shared adapters")
         frozen = summed(tasks, [], scatter, gram, spec)
-        model = assembled(manifest, loaded.contents[HEADS], tasks, frozen, shared or SharedAdapters.empty(), base)
+        model = assembled(manifest, loaded.contents, tasks, frozen, shared or SharedAdapters.empty(), base)
         return model, checked_preprocessing(manifest, spec)
 
 
@@ -188,11 +196,21 @@ def read_task(entry: FileEntry, tensors: Mapping[str, NDArray[Any]]) -> StoredTa
 
 
 def read_novelty(tensors: Mapping[str, NDArray[Any]]) -> Novelty:
-    """The novelty decision; one that was fitted before `output_distance` was an input gives it no weight."""
-    own, place = _below("novelty.", tensors), SUMMARIES.index("output_distance")
-    if len(own["weights"]) == len(SUMMARIES) - 1:
-        own |= {name: np.insert(own[name], place, value) for name, value in NO_WEIGHT.items()}
+    """The novelty decision; one that was fitted before a summary was an input gives it no weight."""
+    own = _below("novelty.", tensors)
+    absent = {len(SUMMARIES) - 3: ("output_distance", *REFINED_SUMMARIES), len(SUMMARIES) - 2: REFINED_SUMMARIES}
+    for missing in absent.get(len(own["weights"]), ()):
+        own |= {name: np.insert(own[name], SUMMARIES.index(missing), value) for name, value in NO_WEIGHT.items()}
     return _part(Novelty, own)
+
+
+def _novelty_tensors(novelty: Novelty) -> Tensors:
+    """Without inputs of a refined feature that has no weight: older servers read such a version too."""
+    own = _flat(novelty)
+    if not novelty.uses_refined:
+        places = [SUMMARIES.index(name) for name in REFINED_SUMMARIES]
+        own |= {name: np.delete(own[name], places) for name in NO_WEIGHT}
+    return _prefixed("novelty.", own)
 
 
 def with_pending(frozen: FrozenStatistics, tensors: Mapping[str, NDArray[Any]]) -> FrozenStatistics:
@@ -235,13 +253,14 @@ def summed(
 
 def assembled(
     manifest: Manifest,
-    tensors: Mapping[str, NDArray[Any]],
+    contents: Mapping[str, Mapping[str, NDArray[Any]]],
     stored: Sequence[StoredTask],
     frozen: FrozenStatistics,
     shared: SharedAdapters,
     base: StoredBase | None,
 ) -> Model:
-    """The model of the learned tasks of a version from its parts; `tensors` are those of its heads."""
+    """The model of the learned tasks of a version from its parts; `contents` has its heads and its refined feature."""
+    tensors = contents[HEADS]
     if len(stored) > len(manifest.tasks) or (len(stored) < len(manifest.tasks) and PROVISIONAL not in manifest.files):
         raise ValueError("the manifest names contents of another number of tasks")
     tasks = []
@@ -253,7 +272,8 @@ def assembled(
         tasks.append(TaskModel(tuple(names), *parts, task.sums, task.update, task.supermask, stored=task))
     rule = Rule.from_dict(manifest.refined_rule or manifest.rule)
     aliases = {name: to for name, to in manifest.aliases.items() if any(name in task.classes for task in tasks)}
-    return Model(shared, tuple(tasks), frozen, rule, read_novelty(tensors), aliases, base)
+    refined = RefinedFeature.from_tensors(contents[REFINED], manifest.files[REFINED]) if REFINED in contents else None
+    return Model(shared, tuple(tasks), frozen, rule, read_novelty(tensors), aliases, base, refined=refined)
 
 
 def checked_preprocessing(manifest: Manifest, spec: BackboneSpec) -> Preprocessing:

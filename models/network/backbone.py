@@ -20,6 +20,7 @@ from models.images import Preprocessing
 from models.inference.one_token import EPSILON
 from models.network.adapted_blocks import AdaptedBlock, AdaptedBlocks, Attention, IdentityAttention, frozen_task
 from models.network.frozen_feature import EXPANDED, CnnParts, FrozenFeature, TransformerParts
+from models.network.tail import Tail, tail_of
 from models.network.weights import HUB_SECONDS, load_strict, resolve
 from models.storage import DataFolder, storage_of
 from models.versions.backbone_spec import (
@@ -43,6 +44,7 @@ class Backbone:
     frozen: FrozenFeature
     norm_w: Tensor  # (A + 1, d), the pre-trained LayerNorms that each task starts from
     norm_b: Tensor  # (A + 1, d)
+    tail: Tail | None = None  # of a CNN that is cut before its last stages: map -> a version's refined feature
 
     @property
     def adapters(self) -> int:
@@ -156,7 +158,7 @@ def _frozen_spec(model: Any, dimensions: int, crop: int) -> FrozenSpec:
         return FrozenSpec((FrozenPart("cls", dimensions), FrozenPart("patches", dimensions)), "identity", EXPANDED)
     model.eval()
     with torch.inference_mode():
-        outputs = _pooled_outputs(model, torch.randn(1, 3, crop, crop, generator=torch.Generator().manual_seed(0)))
+        outputs, _ = _pooled_outputs(model, torch.randn(1, 3, crop, crop, generator=torch.Generator().manual_seed(0)))
     pooled = outputs.pop("pooled")
     parts = [FrozenPart("pooled", pooled.shape[1])]
     for name, out in outputs.items():
@@ -225,17 +227,26 @@ class _CnnTrunk(nn.Module):
         self.model, self.parts = model, parts
 
     def forward(self, pixels: Tensor) -> Tensor:  # (N, 3, H, W) -> (N, 1, f)
-        outputs = _pooled_outputs(self.model, pixels)
-        return torch.cat([outputs[name] for name in self.parts], dim=1)[:, None]
+        return self.with_map(pixels)[0]
+
+    def with_map(self, pixels: Tensor) -> tuple[Tensor, Tensor]:  # (N, 3, H, W) -> (N, 1, f), (N, c, h, w)
+        """Also the map that the tail starts from, the output of the stage before the last."""
+        outputs, before = _pooled_outputs(self.model, pixels)
+        return torch.cat([outputs[name] for name in self.parts], dim=1)[:, None], before
 
 
-def _pooled_outputs(model: Any, pixels: Tensor) -> dict[PartName, Tensor]:
-    """The vectors that a CNN gives as parts of the frozen feature; some of timm's CNNs do not return their stages."""
+def _pooled_outputs(model: Any, pixels: Tensor) -> tuple[dict[PartName, Tensor], Tensor]:
+    """The vectors that a CNN gives as parts of the frozen feature, and the output of the stage before the last.
+
+    Some of timm's CNNs do not return their stages: they have one part, and an empty map.
+    """
     if not hasattr(model, "forward_intermediates"):
-        return {"pooled": model.forward_head(model.forward_features(pixels), pre_logits=True)}
+        pooled = model.forward_head(model.forward_features(pixels), pre_logits=True)
+        return {"pooled": pooled}, pixels.new_zeros(len(pixels), 0, 0, 0)
     features, (before, last) = model.forward_intermediates(pixels, indices=2)
     pooled = model.forward_head(features, pre_logits=True)
-    return {"pooled": pooled, "last-stage": last.mean((2, 3)), "stage-before-last": before.mean((2, 3))}
+    stages: dict[PartName, Tensor] = {"last-stage": last.mean((2, 3)), "stage-before-last": before.mean((2, 3))}
+    return {"pooled": pooled, **stages}, before
 
 
 def _cut_cnn(spec: BackboneSpec, model: Any) -> Backbone:
@@ -243,4 +254,15 @@ def _cut_cnn(spec: BackboneSpec, model: Any) -> Backbone:
     shape = (2 * spec.adapted_blocks + 1, spec.dimensions)
     trunk = _CnnTrunk(model, [part.name for part in spec.frozen.parts])
     frozen = FrozenFeature(spec.frozen, CnnParts())
-    return Backbone(spec, trunk, AdaptedBlocks(blocks, EPSILON), frozen, torch.ones(shape), torch.zeros(shape))
+    crop = spec.preprocessing.crop
+    with torch.inference_mode():
+        _, before = trunk.with_map(torch.zeros(1, 3, crop, crop))
+    return Backbone(
+        spec,
+        trunk,
+        AdaptedBlocks(blocks, EPSILON),
+        frozen,
+        torch.ones(shape),
+        torch.zeros(shape),
+        tail_of(model, before),
+    )

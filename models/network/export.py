@@ -4,6 +4,7 @@
     blocks     tokens, w1, b1, w2, b2, norm_w, norm_b (`TaskTensors`) -> features (N, d)
     frozen     tokens -> feature (N, f), expanded (N, M)
     selected   tokens, image, task, w1, ... (`SelectedBlocks`) -> features (S, d); transformers only
+    tail       map (N, c, h, w), gain.0, ... (`Tail`) -> features (N, r); a CNN that is cut, whose trunk also gives map
 
 The sizes N, B (bottleneck), T (tasks) and S (pairs of image and task) are dynamic, all others are fixed.
 
@@ -66,6 +67,18 @@ class _Blocks(nn.Module):
         return out
 
 
+class _TrunkWithMap(nn.Module):
+    """A CNN's trunk with both of its outputs."""
+
+    def __init__(self, trunk: Any) -> None:
+        super().__init__()
+        self.trunk = trunk
+
+    def forward(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
+        out: tuple[Tensor, Tensor] = self.trunk.with_map(pixels)
+        return out
+
+
 def export(backbone: Backbone) -> dict[str, bytes]:
     """The graphs by role, weights included."""
     # Copies on the CPU: the trainer may use the backbone on a GPU.
@@ -81,10 +94,19 @@ def export(backbone: Backbone) -> dict[str, bytes]:
     n, b = Dim("N"), Dim("B")
     free = TaskTensors({1: b}, {1: b}, {2: b}, None, None, None)  # type: ignore[arg-type]
     graphs = {
-        "trunk": _export(trunk, {"pixels": pixels}, ({0: n},), ["tokens"]),
         "blocks": _export(blocks, tokens | task, ({0: n}, *free), ["features"]),
         "frozen": _export(frozen, tokens, ({0: n},), ["feature", "expanded"]),
     }
+    if backbone.tail is None:
+        graphs["trunk"] = _export(trunk, {"pixels": pixels}, ({0: n},), ["tokens"])
+    else:
+        tail, with_map = copy.deepcopy(backbone.tail).cpu().eval(), _TrunkWithMap(trunk).eval()
+        with torch.inference_mode():
+            maps = {"map": torch.zeros(with_map(pixels)[1].shape)}
+        free_units = {"down": {0: b}, "down_bias": {0: b}, "up": {1: b}}  # by the part of an adapter
+        units = tuple(free_units.get(name.split(".")[0]) for name in tail.names)
+        graphs["trunk"] = _export(with_map, {"pixels": pixels}, ({0: n},), ["tokens", "map"])
+        graphs["tail"] = _export(tail, maps | tail.zeros(UNITS), ({0: n}, units), ["features"])
     if "selected" not in roles(backbone):
         return graphs
     pairs = {name: torch.zeros(PAIRS, dtype=torch.int64) for name in ("image", "task")}
@@ -98,7 +120,8 @@ def export(backbone: Backbone) -> dict[str, bytes]:
 
 def roles(backbone: Backbone) -> tuple[str, ...]:
     """The graphs of a backbone. The tasks of a CNN are served without a graph (models/inference/one_token.py)."""
-    return ("trunk", "blocks", "frozen") if backbone.one_token else ("trunk", "blocks", "frozen", "selected")
+    own = () if backbone.tail is None else ("tail",)
+    return ("trunk", "blocks", "frozen", *own) if backbone.one_token else ("trunk", "blocks", "frozen", "selected")
 
 
 def _export(module: nn.Module, inputs: dict[str, Tensor], free: tuple[Any, ...], outputs: list[str]) -> bytes:

@@ -1,12 +1,12 @@
 """The contents of versions: files that are named by the hash of their bytes, written once and shared by versions.
 
-    tasks/<sha256>.safetensors    what a task has learned, the closed form of pending tasks, or the base of a migrated
-                                  folder
+    tasks/<sha256>.safetensors    what a task has learned, the closed form of pending tasks, the base of a migrated
+                                  folder, or the refined feature of a version
     heads/<sha256>.safetensors    what every version has anew: the heads of all tasks, and the novelty decision
     samples/<sha256>.json.gz      the images that a version names
 
-A manifest names its contents by *role*: `heads`, `samples`, `task.0`, `task.1`, ..., `provisional`, `base`. A tensor
-`task.0/w1` belongs to the content `task.0`; a tensor without such a prefix belongs to the heads.
+A manifest names its contents by *role*: `heads`, `samples`, `task.0`, `task.1`, ..., `provisional`, `base`, `refined`.
+A tensor `task.0/w1` belongs to the content `task.0`; a tensor without such a prefix belongs to the heads.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from safetensors import SafetensorError
 from models.errors import CorruptVersion, StoreError
 from models.versions.manifest import FileEntry, canonical_json
 
-HEADS, SAMPLES, BASE, PROVISIONAL = "heads", "samples", "base", "provisional"
+HEADS, SAMPLES, BASE, PROVISIONAL, REFINED = "heads", "samples", "base", "provisional", "refined"
 FOLDERS = ("tasks/", "heads/", "samples/")
-_SHARED = re.compile(r"(task\.[0-9]+|base|provisional)/(.+)", re.DOTALL)
+_SHARED = re.compile(r"(task\.[0-9]+|base|provisional|refined)/(.+)", re.DOTALL)
 
 Tensors = Mapping[str, NDArray[Any]]
 

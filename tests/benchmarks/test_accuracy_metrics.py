@@ -18,7 +18,7 @@ from benchmarks.accuracy.cells import PRIORS
 from benchmarks.accuracy.checks import acceptance
 from benchmarks.accuracy.metrics import Step, calibration_error, false_positive_rate, measure, theorem_1
 from benchmarks.accuracy.prior import Version, fit_novelty_prior, fit_rule_prior, priors
-from models.inference.novelty import SUMMARIES
+from models.inference.novelty import FROZEN_SUMMARIES, SUMMARIES
 from models.inference.rules import TERMS
 from trainer.learning.gate import auc
 from trainer.learning.prior import Prior
@@ -164,7 +164,7 @@ def version(rng: np.random.Generator, useful_term: int, useful_summary: int) -> 
     terms = rng.normal(size=(200, 4, len(TERMS))).astype(np.float32)
     columns = terms[:, :, useful_term].argmax(axis=1)
     known = np.arange(200) < 120
-    summaries = rng.normal(size=(200, len(SUMMARIES) - 1))
+    summaries = rng.normal(size=(200, len(FROZEN_SUMMARIES)))
     summaries[:, useful_summary] += 3.0 * known
     return Version(terms, columns, summaries, known)
 

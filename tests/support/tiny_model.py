@@ -27,6 +27,7 @@ from models.network.adapted_blocks import (
 )
 from models.network.backbone import Backbone
 from models.network.frozen_feature import CnnParts, FrozenFeature, TransformerParts
+from models.network.tail import Tail
 from models.storage import DataFolder
 from models.versions.backbone_spec import BackboneSpec, FrozenPart, FrozenSpec, recorded_backbone
 from tests.support.settings import learner_settings
@@ -134,13 +135,29 @@ class TinyCnnTrunk(nn.Module):
     last: Tensor
 
     def forward(self, pixels: Tensor) -> Tensor:  # (N, 3, 8, 8) -> (N, 1, 24)
+        return self.with_map(pixels)[0]
+
+    def with_map(self, pixels: Tensor) -> tuple[Tensor, Tensor]:  # -> (N, 1, 24), (N, 12, 2, 2)
         stage = torch.relu(nn.functional.conv2d(pixels, self.first, stride=4))
-        pooled = torch.relu(nn.functional.conv2d(stage, self.last) + 0.5).mean((2, 3))
-        return torch.cat([pooled, stage.mean((2, 3))], dim=1)[:, None]
+        return torch.cat([self.output(stage), stage.mean((2, 3))], dim=1)[:, None], stage
+
+    def output(self, stage: Tensor) -> Tensor:
+        return torch.relu(nn.functional.conv2d(stage, self.last) + 0.5).mean((2, 3))
 
 
-def tiny_cnn(seed: int = 0) -> Backbone:
-    """A backbone with one token per image."""
+class TinyOutput(nn.Module):
+    """What follows the map of a tiny CNN."""
+
+    def __init__(self, trunk: TinyCnnTrunk) -> None:
+        super().__init__()
+        self.trunk = trunk
+
+    def forward(self, stage: Tensor) -> Tensor:
+        return self.trunk.output(stage)
+
+
+def tiny_cnn(seed: int = 0, tail: bool = False) -> Backbone:
+    """A backbone with one token per image; with `tail`, its versions have a refined feature."""
     d, blocks = DIMENSIONS, 1
     preprocessing = Preprocessing(SIZE, SIZE, "bilinear", (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
     frozen = FrozenSpec((FrozenPart("pooled", d), FrozenPart("stage-before-last", d)), "identity", expanded=EXPANDED)
@@ -148,7 +165,9 @@ def tiny_cnn(seed: int = 0) -> Backbone:
     shape = (2 * blocks + 1, d)
     network = AdaptedBlocks([AdaptedBlock(IdentityAttention(), nn.Identity())], EPSILON)
     trunk = TinyCnnTrunk(torch.Generator().manual_seed(seed))
-    return Backbone(spec, trunk, network, FrozenFeature(frozen, CnnParts()), torch.ones(shape), torch.zeros(shape))
+    cut = Tail([], TinyOutput(trunk), [d], 4) if tail else None
+    norms = torch.ones(shape), torch.zeros(shape)
+    return Backbone(spec, trunk, network, FrozenFeature(frozen, CnnParts()), *norms, cut)
 
 
 def recorded_tiny(folder: DataFolder, *chosen: object) -> Backbone:
@@ -181,16 +200,19 @@ def tiny_settings(**settings: Any) -> LearnerSettings:
     return learner_settings(**{**TINY_SETTINGS, **settings})
 
 
-def tiny_learner(blocks: int = 1, noise: float = 20.0, cnn: bool = False, **settings: Any) -> Learner:
+def tiny_learner(
+    blocks: int = 1, noise: float = 20.0, cnn: bool = False, tail: bool = False, **settings: Any
+) -> Learner:
     """A learner on a tiny backbone; `settings` are those of LearnerSettings and its recipe."""
-    chosen, backbone = tiny_settings(**settings), tiny_cnn() if cnn else tiny_backbone(blocks)
+    chosen, backbone = tiny_settings(**settings), tiny_cnn(tail=tail) if cnn else tiny_backbone(blocks)
     return Learner(TokenCache(backbone, TinyImages(noise).read, chosen.seed), chosen)
 
 
 def features_of(learner: Learner, model: Model, keys: Sequence[str]) -> Features:
     """The features of every task's network and of the frozen backbone."""
     tasks = [learner.tokens.features(keys, tensors_of(task)) for task in model.tasks]
-    return Features(tasks, *learner.tokens.frozen(keys))
+    refined = None if model.refined is None else learner.tokens.refined(keys, model.refined.tail)
+    return Features(tasks, *learner.tokens.frozen(keys), refined=refined)
 
 
 def silent_progress(task: str = "task") -> Progress:

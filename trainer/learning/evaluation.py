@@ -7,9 +7,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.inference.cascade import Cascade, Chosen
-from models.inference.evidence import Features, Floats, FrozenScores
+from models.inference.evidence import Features, Floats, FrozenScores, RefinedScores
 from models.inference.model import Model
-from models.inference.novelty import Novelty
+from models.inference.novelty import FROZEN_SUMMARIES, Novelty
+from models.inference.refined import RefinedFeature
 from models.inference.rules import PAPER, PAPER_WITHOUT_OOD, Rule
 from models.network.adapted_blocks import tensors_of
 from trainer.learning.advice import advise, frozen_rule
@@ -20,7 +21,7 @@ from trainer.learning.gate import Verdict, auc, judge
 from trainer.learning.left_out_evidence import left_out_evidence
 from trainer.learning.memory import Samples, spread_over_classes
 from trainer.learning.methods import method_of
-from trainer.learning.novelty_fit import Target, fit_novelty, paper_novelty
+from trainer.learning.novelty_fit import Target, fit_novelty, paper_novelty, with_refined
 from trainer.learning.rule_fit import fit_outputs, fit_rule
 from trainer.learning.settings import LearnerSettings
 from trainer.learning.tokens import TokenCache
@@ -47,7 +48,7 @@ def evaluate(
     fitted_on = _few_of_each_class(labels, held_out, settings)
     rows = left & np.array([key in fitted_on for key in keys], bool)
     if not rows.any():  # no class has an image to spare: those that the networks have seen must do
-        rows = left
+        rows, model = left, replace(model, refined=None)  # the refined feature has seen too much of them
     held_keys = [key for key, row in zip(keys, rows, strict=True) if row]
     scores = left_out.rows(rows)
     cascade = _cascade(tokens, model, left_out, columns, settings)
@@ -70,6 +71,10 @@ def evaluate(
         features = Features(upright, *frozen, ran, np.stack(turned) if turned else None)
         after = model.evidence(features, scores)
         before = parent.evidence(_of_parent(features, parent, ran_before), before_scores) if parent.tasks else None
+    if model.refined is not None:
+        after = replace(after, refined=_refined_scores(tokens, model.refined, held_keys))
+    if before is not None and parent.refined is not None and parent.uses_refined:
+        before = replace(before, refined=_refined_scores(tokens, parent.refined, held_keys))
     target = Target(settings.accept, settings.flag)
     novelty_auc: float | None
     gain: NetworkGain | None = None
@@ -97,6 +102,9 @@ def evaluate(
                 rule = closed_form
         novelty = fit_novelty(left_out, known.simulations, settings.recipe.prior, target, kept.weights, known.drawn)
         novelty_auc = simulated_auc(novelty, known.simulations) if known.simulations else None
+        if after.refined is not None and rule.uses_refined:
+            said = kept.weights[rows]
+            novelty = with_refined(novelty, scores, after.refined, columns[rows], settings.recipe.prior, target, said)
     model = replace(model, rule=rule, novelty=novelty)
     names = [labels[key] for key in held_keys]
     # The paper's rule has no frozen terms, so the advice always follows the fitted rule.
@@ -150,6 +158,10 @@ def _task_features(
     return out
 
 
+def _refined_scores(tokens: TokenCache, refined: RefinedFeature, keys: Sequence[str]) -> RefinedScores:
+    return refined.scores(tokens.refined(keys, refined.tail))
+
+
 def _few_of_each_class(labels: Mapping[str, str], held_out: Container[str], settings: LearnerSettings) -> set[str]:
     by_class: dict[str, list[str]] = {}
     for key, name in labels.items():
@@ -161,5 +173,6 @@ def _few_of_each_class(labels: Mapping[str, str], held_out: Container[str], sett
 
 def simulated_auc(novelty: Novelty, simulations: Sequence[tuple[Floats, Floats]]) -> float | None:
     """Known against novel images of all simulations."""
-    known, novel = ([side @ novelty.weights[:-1] for side in sides] for sides in zip(*simulations, strict=True))
+    weights = novelty.weights[: len(FROZEN_SUMMARIES)]
+    known, novel = ([side @ weights for side in sides] for sides in zip(*simulations, strict=True))
     return auc(np.concatenate(known), np.concatenate(novel))

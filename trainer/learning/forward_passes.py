@@ -4,8 +4,9 @@ On a CPU, ONNX Runtime computes them in a fraction of the time of torch.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import torch
@@ -43,12 +44,38 @@ class ForwardPasses:
         backbone.trunk.to(self.device)
         backbone.blocks.to(self.device)
         backbone.frozen.to(self.device)
+        if backbone.tail is not None:
+            backbone.tail.to(self.device)
 
     def tokens(self, items: Sequence[Item], read: Reader) -> Tensor:
         """The trunk's output for at most a chunk of images: (n, P, d), for a CNN (n, 1, f), in main memory."""
+        return self._trunk(self._all_pixels(items, read))[: len(items)]
+
+    def maps(self, keys: Sequence[str], read: Reader) -> Tensor:
+        """What a CNN's tail starts from, for at most a chunk of images: (n, c, h, w), in main memory."""
+        pixels = self._all_pixels([(key, 0) for key in keys], read)
+        if self._runtime is not None:
+            return torch.from_numpy(self._runtime.maps(pixels.numpy()))
+        trunk: Any = self.backbone.trunk
+        with torch.no_grad():
+            out: Tensor = trunk.with_map(pixels.to(self.device, memory_format=torch.channels_last))[1].cpu()
+            return out
+
+    def refined_features(self, maps: Tensor, tail: Mapping[str, NDArray[np.float32]]) -> NDArray[np.float32]:
+        """The outputs of the tail with these adapters: (n, r)."""
+        if self._runtime is not None:
+            return self._runtime.refined_features(maps.numpy(), tail)
+        cut = self.backbone.tail
+        if cut is None:
+            raise ValueError("the backbone has no tail to refine")
+        with torch.inference_mode():
+            on_device = [torch.tensor(tail[name], device=self.device) for name in cut.names]
+            out: NDArray[np.float32] = cut(maps.to(self.device), *on_device).cpu().numpy()
+            return out
+
+    def _all_pixels(self, items: Sequence[Item], read: Reader) -> Tensor:
         with ThreadPoolExecutor(2) as pool:
-            pixels = torch.from_numpy(np.stack(list(pool.map(lambda item: self._pixels(item, read), items))))
-        return self._trunk(pixels)[: len(items)]
+            return torch.from_numpy(np.stack(list(pool.map(lambda item: self._pixels(item, read), items))))
 
     def task_features(self, tokens: Tensor, task: TaskTensors) -> NDArray[np.float32]:
         """z under one finished task's network, of a padded chunk: (CHUNK, d)."""

@@ -25,6 +25,8 @@ from trainer.learning.gate import Verdict
 from trainer.learning.memory import Samples, check_size, corrections, merged, spread_over_classes, unseen
 from trainer.learning.methods import Method, TaskData, method_of
 from trainer.learning.progress import Progress
+from trainer.learning.refinement import image_passes as refining_passes
+from trainer.learning.refinement import refined_feature, refines
 from trainer.learning.reproducibility import random_stream
 from trainer.learning.settings import LearnerSettings
 from trainer.learning.tokens import TokenCache
@@ -101,6 +103,11 @@ class Learner:
         if self.method.replays and self.settings.recipe.back_update:
             memory = merged(samples.memory, extension)
             model = self._back_update(model, len(parent.tasks), memory, extension, _keys(trained), rng, progress)
+        # The refined feature, of the classes of all tasks
+        refined = None
+        if refines(self.tokens, self.settings):
+            refined = refined_feature(self.tokens, model, kept.memory, self.settings, progress)
+        model = replace(model, refined=refined)
         # The two decisions, and the gate
         model, verdict = evaluate(self.tokens, parent, model, kept, self.settings, rng)
         progress.report("evaluating", 1, 1, len(kept.held_out) * len(model.tasks))
@@ -115,6 +122,8 @@ class Learner:
         total = len(needed) + len(views) * len(trained_on)
         # Back-updating and evaluating pass about every image through every task's network.
         progress.plan(total + len(needed) * (len(parent.tasks) + 1))
+        if refines(self.tokens, self.settings):
+            progress.plan(refining_passes(len(needed), self.settings))
         if new:
             data = TaskData(_keys(new), [], len(new), replay)
             progress.plan(image_passes(data, self.settings))

@@ -4,19 +4,28 @@ The fit is drawn toward a prior, as that of the rule is (`rule_fit`).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from models.inference.evidence import Evidence, Floats, FrozenScores
-from models.inference.novelty import SUMMARIES, Novelty, frozen_summaries, quantiles
+from models.inference.evidence import Evidence, Floats, FrozenScores, RefinedScores
+from models.inference.novelty import (
+    FROZEN_SUMMARIES,
+    REFINED_SUMMARIES,
+    SUMMARIES,
+    Novelty,
+    frozen_summaries,
+    quantiles,
+    refined_summaries,
+)
 from models.inference.rules import Rule
-from trainer.learning.prior import Prior
-from trainer.learning.simulation import standard
+from trainer.learning.prior import FROZEN, KNOWN, Prior
+from trainer.learning.simulation import CLASS_GROUPS, standard
 
 LEAST_IMAGES, MOST_SPREAD = 3, 4.0  # of images that show how much the scores of draws must be spread
+LEAST_HELD_OUT = 20  # images, for a threshold of the refined feature: 5 % of fewer are less than one
 LEAST_SLOPE = 0.05  # of p_novel over the score, relative to the prior's
 # What simulated novelty weighs against the prior, in images, per pair of classes. It shows how classes differ from each
 # other, and more images of the same few classes show no more of that. Chosen on training images of the four data sets.
@@ -48,7 +57,7 @@ def fit_novelty(
     left = ~np.isnan(known).any(axis=1)
     known, said = known[left], None if weights is None else weights[left]
     centre, scale = standard(known)
-    start = np.array([prior.novelty[name] for name in SUMMARIES[:-1]] + [prior.novelty["known"]])
+    start = np.array([prior.novelty[name] for name in FROZEN_SUMMARIES] + [prior.novelty[KNOWN]])
     rows, is_known = _rows(simulations)
     weight = PAIR_WEIGHT * left_out.distances.shape[1] ** 2
     if len(rows):
@@ -61,13 +70,59 @@ def fit_novelty(
         scores = spread_as_images(scores, drawn[left])
     logistic = falling_p_novel(rows @ fitted, is_known, np.array([1.0, start[-1]]), np.ones(2), weight)
     simulated = (rows @ fitted)[is_known == 0]
+    others = len(SUMMARIES) - len(FROZEN_SUMMARIES)
     return Novelty(
-        centre=np.append(centre, 0.0),
-        scale=np.append(scale, 1.0),
-        weights=np.append(fitted, 0.0),
+        centre=np.append(centre, np.zeros(others)),
+        scale=np.append(scale, np.ones(others)),
+        weights=np.append(fitted, np.zeros(others)),
         logistic=logistic,
         threshold=np.array([threshold(scores, simulated, target, said)]),
         known=quantiles(scores, said),
+        simulated=quantiles(simulated),
+    )
+
+
+def with_refined(
+    novelty: Novelty,
+    scores: FrozenScores,
+    refined: RefinedScores,
+    columns: NDArray[np.int64],
+    prior: Prior,
+    target: Target,
+    weights: Floats,
+) -> Novelty:
+    """The decision with the refined feature beside the frozen one, from n held-out images of these classes.
+
+    The adapters have seen images of every class, so no class can be left out of them to simulate novelty: how both
+    features compare, and the odds of being known, are the prior's. With few held-out images the decision stays.
+    """
+    if len(columns) < LEAST_HELD_OUT:
+        return novelty
+    of_frozen, *of_refined = (prior.refined_novelty[name] for name in (FROZEN, *REFINED_SUMMARIES))
+    centre, scale, combined_weights = novelty.centre.copy(), novelty.scale.copy(), novelty.weights * of_frozen
+    own = slice(len(FROZEN_SUMMARIES), -1)
+    centre[own], scale[own] = standard(refined_summaries(refined))
+    combined_weights[own] = of_refined
+    combined = replace(novelty, centre=centre, scale=scale, weights=combined_weights)
+
+    def scored(rows: NDArray[np.bool_], classes: NDArray[np.bool_]) -> Floats:
+        """Images compared with some of the classes only."""
+        of_classes = FrozenScores(*(getattr(scores, field.name)[rows][:, classes] for field in fields(FrozenScores)))
+        of_refined = RefinedScores(refined.cosines[rows][:, classes], refined.distances[rows][:, classes])
+        inputs = np.concatenate([frozen_summaries(of_classes), refined_summaries(of_refined)], axis=1)
+        return combined.scores(np.pad(inputs, ((0, 0), (0, len(SUMMARIES) - inputs.shape[1]))))
+
+    everything = np.ones(scores.distances.shape[1], bool)
+    known = scored(np.ones(len(columns), bool), everything)
+    groups = np.arange(len(everything)) % CLASS_GROUPS
+    parts = [(groups[columns] == part, groups != part) for part in range(CLASS_GROUPS)]
+    novel = [scored(rows, classes) for rows, classes in parts if rows.any() and classes.any()]
+    simulated = np.concatenate([np.zeros(0), *novel])
+    return replace(
+        combined,
+        logistic=np.array([1.0, prior.refined_novelty[KNOWN]]),
+        threshold=np.array([threshold(known, simulated, target, weights)]),
+        known=quantiles(known, weights),
         simulated=quantiles(simulated),
     )
 
@@ -146,7 +201,7 @@ def _normal_quantile(share: float) -> float:
 
 def _rows(simulations: Sequence[tuple[Floats, Floats]]) -> tuple[Floats, Floats]:
     """(summaries of all simulated images, 1 for known and 0 for novel)"""
-    size = len(SUMMARIES) - 1
+    size = len(FROZEN_SUMMARIES)
     known = np.concatenate([np.zeros((0, size)), *(known for known, _ in simulations)])
     novel = np.concatenate([np.zeros((0, size)), *(novel for _, novel in simulations)])
     return np.concatenate([known, novel]), np.repeat([1.0, 0.0], [len(known), len(novel)])

@@ -1,10 +1,14 @@
 """The prior of both decisions: what the weights are before a version has images enough to fit its own.
 
 Computed on training images of CIFAR-10, Tiny-ImageNet, Grocery and Caltech, where the classes that are not learned yet
-are really novel, by `python -m benchmarks.accuracy.prior` (its result: benchmarks/accuracy/priors.json).
+are really novel, by `python -m benchmarks.accuracy.prior`, and, where the refined feature counts, by
+`python -m benchmarks.accuracy.refined_prior` (their result: benchmarks/accuracy/priors.json).
 """
 
 from pydantic import BaseModel, ConfigDict, Field
+
+KNOWN = "known"  # the constant of a novelty score: the log-odds of being known for the mean known image
+FROZEN = "frozen"
 
 
 class Prior(BaseModel):
@@ -32,8 +36,25 @@ class Prior(BaseModel):
             "cosine_gap": 0.234,
             "ridge": 0.416,
             "ridge_gap": 0.0,
-            "known": 0.927,  # the log-odds of being known for the mean known image
+            KNOWN: 0.927,
         }
+    )
+    # Where the refined feature counts: the rule with its term, and the novelty score, a sum of that of the frozen evidence
+    # and of the two summaries of the refined one.
+    refined_rule: dict[str, float] = Field(
+        default_factory=lambda: {
+            "probability": 0.296,
+            "coefficient": 0.144,
+            "task_cosine": 0.177,
+            "frozen_distance": 0.0,
+            "frozen_cosine": 0.0,
+            "output_cosine": 0.441,
+            "ridge": 0.532,
+            "refined_cosine": 1.395,
+        }
+    )
+    refined_novelty: dict[str, float] = Field(
+        default_factory=lambda: {FROZEN: 0.44, "refined_cosine": 0.504, "refined_distance": 0.489, KNOWN: 1.491}
     )
     rule_strength: float = Field(10.0, ge=0)  # of a quadratic penalty, against the log-likelihood of all images
     output_strength: float = Field(100.0, ge=0)  # of the penalty that draws (alpha_k, beta_k) toward (1, 0)

@@ -67,6 +67,7 @@ def provisional_model(
         added.change(tokens, {key: name for name, keys in fresh.items() for key in keys}, 1, new)
         after = divide(tokens, after, fresh, settings).kept
     model = replace(learned, frozen=added.frozen, pending=tuple(pending_classes), rule=Rule("provisional", {}))
+    model = replace(model, refined=None)  # it has no statistics of the pending classes
     left = left_out_evidence(tokens, model, after, settings, again=True)
     left_out, columns, simulations = left.scores, left.kept.columns, left.simulations
     rows = np.asarray(~np.isnan(left_out.ridge).any(axis=1))

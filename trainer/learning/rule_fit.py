@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from models.inference.evidence import Evidence, Floats, FrozenScores
-from models.inference.rules import FROZEN_TERMS, LOGIT, TERMS, TERMS_WITHOUT_OOD, Rule, term
+from models.inference.rules import FROZEN_TERMS, LOGIT, REFINED, TERMS, TERMS_WITHOUT_OOD, Rule, term
 from trainer.learning.prior import Prior
 
 OUTPUTS = ("probability", LOGIT)  # the terms that alpha_k scales
@@ -29,10 +29,13 @@ def fit_rule(evidence: Evidence, columns: NDArray[np.int64], prior: Prior, near:
     `columns` are the true classes, as columns of the scores. The weights refer to evidence with a deviation of 1 over
     the classes of an image, so that a prior holds for any number of classes and any backbone.
     """
-    tasks, names = len(evidence.counts), TERMS if evidence.has_ood else TERMS_WITHOUT_OOD
+    tasks = len(evidence.counts)
+    names = [*(TERMS if evidence.has_ood else TERMS_WITHOUT_OOD), *([REFINED] if evidence.refined else [])]
     terms = np.stack([term(evidence, name) for name in names], axis=2)  # (n, C, terms)
     scale = _deviation(terms, evidence)
-    start = np.array([prior.rule[name] for name in TERMS])  # the logits have the prior of the probability
+    # The logits have the prior of the probability.
+    expected = prior.refined_rule if evidence.refined else prior.rule
+    start = np.array([expected["probability" if name == LOGIT else name] for name in names])
     if len(columns) == 0 or terms.shape[1] < 2:
         return _rule(names, start / scale, np.ones(tasks), np.zeros(tasks))
     # Classes first, (C, n) per term: sums over the classes of an image or of a task then run over whole rows.

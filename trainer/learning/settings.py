@@ -57,6 +57,15 @@ class Recipe(BaseModel):
     back_drawn: float = Field(0.5, ge=0, le=1)  # share of a head's own images drawn from its class Gaussians
     # Of kept images, per back-update of a head and to fit the rule: every network runs for each of them. Paper: all.
     network_images: int | None = Field(300, ge=1)
+    # The refined feature of a CNN (trainer/learning/refinement.py): its adapters, and the bounds of its training.
+    refine: bool = True
+    refined_units: int = Field(32, ge=1)
+    refined_start: float = Field(0.7, gt=0)  # deviation of the first layers, times the root of their inputs
+    refined_rate: float = Field(0.001, gt=0)
+    refined_decay: float = Field(0.001, ge=0)
+    refined_epochs: int = Field(20, ge=1)  # passes over the kept images at most
+    refined_passes: int = Field(2000, ge=1)  # images in all of them at most
+    refined_images: int = Field(2000, ge=1)  # kept images at most, as many of each class
     hold_out: float = Field(0.2, gt=0, lt=0.5)  # share of a class that no network is trained on, for calibration
     networks: Literal["if they pay", "always"] = "if they pay"  # whether their evidence counts in the fitted rule
     cascade_share: float = Field(0.99, gt=0, le=1)  # of left-out images, whose own network the cascade's margin runs

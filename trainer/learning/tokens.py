@@ -30,6 +30,7 @@ from trainer.learning.scored_images import ScoredImages
 T = TypeVar("T")
 CACHE_BYTES = 4 * 2**30
 FROZEN = "frozen"  # the name of stored frozen features
+MAP = "map"  # of stored maps
 
 
 class TokenCache:
@@ -59,6 +60,7 @@ class TokenCache:
         self._max_bytes = self._free_bytes = max_bytes
         self._stored, self._kept = stored, features
         self.scored = ScoredImages()
+        self._maps: dict[str, Tensor] = {}  # by image key, with half the digits: most of the memory of a CNN's images
         self._drawn: dict[str, NDArray[np.float32]] = {}  # the frozen feature of a draw and its random features
         self.drawn_scale = 1.0
 
@@ -79,7 +81,9 @@ class TokenCache:
         """Before another task: forget all other images, and augmented views."""
         self._cache = {item: row for item, row in self._cache.items() if item[0] in keys and item[1] == 0}
         self._drawn = {}
-        self._free_bytes = self._max_bytes - sum(row.nbytes for row in self._cache.values())
+        self._maps = {key: own for key, own in self._maps.items() if key in keys}
+        used = [*self._cache.values(), *self._maps.values()]
+        self._free_bytes = self._max_bytes - sum(row.nbytes for row in used)
         self.scored.keep_only(keys)
         if self._stored is not None:
             self._stored.keep_only(keys)
@@ -152,6 +156,32 @@ class TokenCache:
             keys, FROZEN, spec.size + spec.expanded, self.passes.frozen_features, Job("frozen features", {}, {})
         )
         return np.ascontiguousarray(rows[:, : spec.size]), np.ascontiguousarray(rows[:, spec.size :])
+
+    def maps(self, keys: Sequence[str]) -> Tensor:
+        """What a CNN's tail starts from: (n, c, h, w) in float16, in main memory."""
+        found: dict[str, Tensor] = {}
+        for key in keys:
+            if (own := self._maps.get(key)) is not None:
+                found[key] = own
+            elif (stored := self._stored.get(key, MAP) if self._stored is not None else None) is not None:
+                found[key] = torch.from_numpy(stored).half()
+        for chunk in _chunks([key for key in dict.fromkeys(keys) if key not in found]):
+            computed = self.passes.maps(chunk, self._read)
+            found |= {key: row.half() for key, row in zip(chunk, computed, strict=True)}
+            if self._stored is not None:
+                self._stored.put(MAP, {key: row.numpy() for key, row in zip(chunk, computed, strict=True)})
+        for key, own in found.items():
+            if key not in self._maps and own.nbytes <= self._free_bytes:
+                self._free_bytes -= own.nbytes
+                self._maps[key] = own
+        return torch.stack([found[key] for key in keys])
+
+    def refined(self, keys: Sequence[str], tail: Mapping[str, NDArray[np.float32]]) -> NDArray[np.float32]:
+        """The outputs of a CNN's tail with these adapters: (n, r)."""
+        out = [np.zeros((0, self.backbone.spec.dimensions), np.float32)]
+        for chunk in _chunks(keys):
+            out.append(self.passes.refined_features(self.maps(chunk).float(), tail))
+        return np.concatenate(out)
 
     def _feature_rows(
         self,

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from models.inference.evidence import FrozenScores
-from models.inference.novelty import SUMMARIES
+from models.inference.novelty import FROZEN_SUMMARIES
 from models.inference.rules import Rule
 from tests.support.evidence import frozen_evidence
 from trainer.learning.novelty_fit import Target, falling_p_novel, fit_novelty, paper_novelty
@@ -24,7 +24,7 @@ def test_p_novel_falls_also_where_simulated_novel_images_score_above_known_ones(
         rng.uniform(1, 3, (40, 3)),
         rng.uniform(-1, 1, (40, 3)),
     )
-    size = (40, len(SUMMARIES) - 1)
+    size = (40, len(FROZEN_SUMMARIES))
     known, novel = rng.normal(0, 1, size), rng.normal(shift, 1, size)
     novelty = fit_novelty(left_out, [(known, novel)], Prior(), Target())
     assert novelty.logistic[0] > 0

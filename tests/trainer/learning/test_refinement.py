@@ -1,0 +1,171 @@
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from models.inference.evidence import RefinedScores
+from models.inference.model import Model
+from models.inference.novelty import FROZEN_SUMMARIES, SUMMARIES
+from models.inference.rules import REFINED
+from tests.support.tiny_model import SIZE, class_tasks, features_of, learn_tasks, tiny_learner
+from trainer.learning.checkpoint import Checkpoint
+from trainer.learning.learner import Learner
+from trainer.learning.novelty_fit import LEAST_HELD_OUT, Target, fit_novelty, with_refined
+from trainer.learning.prior import Prior
+from trainer.learning.progress import Progress
+from trainer.learning.refinement import refined_feature, refines
+from trainer.learning.tokens import TokenCache
+
+TASKS = class_tasks([2, 2], images=10)
+
+
+def learner(**settings: Any) -> Learner:
+    return tiny_learner(cnn=True, tail=True, **settings)
+
+
+def accuracy(own: Learner, model: Model, name: str | None = None) -> float:
+    """Of fresh images; of one kind of evidence, or as the version answers."""
+    keys = [f"{label}/{number}" for label in model.classes for number in range(100, 110)]
+    evidence = model.evidence(features_of(own, model, keys))
+    assert evidence.refined is not None
+    scores = evidence.refined.cosines if name == REFINED else model.rule.log_scores(evidence)
+    return float((scores.argmax(axis=1) == np.repeat(np.arange(len(model.classes)), 10)).mean())
+
+
+def own_progress(events: list[str] | None = None) -> Any:
+    return Progress("task", lambda event: None if events is None else events.append(event.phase))
+
+
+def test_a_version_has_a_refined_feature_of_all_classes_and_answers_with_it() -> None:
+    own = learner()
+    first, second = learn_tasks(own, TASKS)
+    for learned, classes in ((first, 2), (second, 4)):
+        refined = learned.model.refined
+        assert refined is not None
+        assert len(refined.means) == classes
+        assert learned.model.uses_refined
+        assert learned.model.rule.weights[REFINED] > 0
+    assert accuracy(own, second.model, REFINED) > 0.9
+    assert accuracy(own, second.model) > 0.9
+
+
+def either_or(key: str) -> bytes:
+    """An image with as much red as green, or with one of them only: no linear function of the colours tells which."""
+    name, number = key.rsplit("/", 1)
+    rng = np.random.default_rng([int(number), name == "class 1"])
+    red = bool(rng.integers(2))
+    colour = np.array([red, red if name == "class 0" else not red, rng.random()]) * 120 + 60
+    pixels = np.clip(colour + rng.normal(0, 40, (SIZE, SIZE, 3)), 0, 255).astype(np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, format="PNG")
+    return buffer.getvalue()
+
+
+def test_training_separates_classes_that_the_frozen_feature_confuses() -> None:
+    found = {}
+    for rate in (0.01, 1e-9):  # the second one leaves the adapters as they start, which add nothing
+        own = learner(refined_rate=rate, refined_units=16, refined_epochs=40, keep_per_class=40)
+        own = replace(own, tokens=TokenCache(own.backbone, either_or, own.settings.seed))
+        found[rate] = accuracy(own, learn_tasks(own, class_tasks([2], images=60))[0].model, REFINED)
+    assert found[0.01] > found[1e-9] + 0.1
+
+
+def test_adapters_never_see_held_out_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: set[str] = set()
+    maps = TokenCache.maps
+
+    def recorded(self: TokenCache, keys: Any) -> Any:
+        seen.update(keys)
+        return maps(self, keys)
+
+    own = learner()
+    learned = learn_tasks(own, TASKS)[-1]
+    monkeypatch.setattr(TokenCache, "maps", recorded)
+    assert refined_feature(own.tokens, learned.model, learned.samples.memory, own.settings, own_progress())
+    held_out = {sample.key for sample in learned.samples.held_out}
+    assert held_out
+    assert seen
+    assert not seen & held_out
+
+
+def test_the_same_seed_gives_the_same_adapters() -> None:
+    one, other = (learn_tasks(learner(), TASKS)[-1].model.refined for _ in range(2))
+    assert one is not None
+    assert other is not None
+    assert all(np.array_equal(array, other.tensors()[name]) for name, array in one.tensors().items())
+
+
+def test_the_work_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+    own = learner(refined_passes=8)
+    learned = learn_tasks(own, TASKS)[-1]
+    progress = own_progress(events)
+    refined_feature(own.tokens, learned.model, learned.samples.memory, own.settings, progress)
+    assert events
+    assert len(events) <= 2  # steps of four images
+
+
+def test_a_class_without_images_leaves_the_frozen_evidence() -> None:
+    own = learner()
+    learned = learn_tasks(own, TASKS)[-1]
+    memory = {**learned.samples.memory, "class 0": ()}
+    assert refined_feature(own.tokens, learned.model, memory, own.settings, own_progress()) is None
+
+
+@pytest.mark.parametrize("settings", [{"refine": False}, {"keep": "features"}, {"rule": "paper"}])
+def test_no_version_is_refined_where_it_must_not_be(settings: dict[str, Any]) -> None:
+    own = learner(**settings)
+    assert not refines(own.tokens, own.settings)
+    if "keep" not in settings:
+        assert learn_tasks(own, TASKS)[-1].model.refined is None
+
+
+def test_a_version_that_cannot_be_refined_drops_the_parents_feature() -> None:
+    own = learner()
+    first = learn_tasks(own, TASKS[:1])[0]
+    plain = replace(own, settings=own.settings.model_copy(update={"keep": "features"}))
+    second = plain.learn(first.model, first.samples, TASKS[1], Checkpoint(None), own_progress())
+    assert second.model.refined is None
+    assert not second.model.uses_refined
+
+
+def test_the_threshold_with_the_refined_feature_accepts_the_asked_share_of_held_out_images() -> None:
+    rng = np.random.default_rng(0)
+    own = learner()
+    model = learn_tasks(own, class_tasks([5], images=20))[0].model
+    keys = [f"{name}/{number}" for name in model.classes for number in range(100, 140)]
+    columns = np.repeat(np.arange(5), 40)
+    evidence = model.evidence(features_of(own, model, keys))
+    assert evidence.refined is not None
+    plain = fit_novelty(evidence.frozen, [], Prior(), Target())
+    weights, target = np.ones(len(keys)), Target(accept=0.9)
+    found = with_refined(plain, evidence.frozen, evidence.refined, columns, Prior(), target, weights)
+    assert found.uses_refined
+    assert not plain.uses_refined
+    assert np.mean(found.known < found.threshold[0]) == pytest.approx(0.1, abs=0.01)
+    assert len(found.simulated)
+    assert np.median(found.simulated) < np.median(found.known)
+    few = np.sort(rng.permutation(len(keys))[: LEAST_HELD_OUT - 1])
+    rows = np.isin(np.arange(len(keys)), few)
+    scores = RefinedScores(evidence.refined.cosines[rows], evidence.refined.distances[rows])
+    assert (
+        with_refined(plain, evidence.frozen.rows(rows), scores, columns[rows], Prior(), target, weights[rows]) is plain
+    )
+    assert len(found.weights) == len(SUMMARIES)
+    assert np.flatnonzero(found.weights[len(FROZEN_SUMMARIES) : -1]).size == 2
+
+
+def test_maps_are_computed_once(tmp_path: Path) -> None:
+    own, reads = learner(), list[str]()
+    read = own.tokens._read
+    own.tokens._read = lambda key: (reads.append(key), read(key))[1]
+    keys = TASKS[0]["class 0"]
+    first, again = own.tokens.maps(keys), own.tokens.maps(keys)
+    assert np.array_equal(first.numpy(), again.numpy())
+    assert sorted(reads) == sorted(keys)
