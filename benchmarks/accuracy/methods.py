@@ -30,7 +30,7 @@ from trainer.learning.settings import PAPER, LearnerSettings, Recipe
 from trainer.learning.tokens import TokenCache
 
 ABOUT = {
-    "ours": "the default: `more` with images; `OPENWORLD_TRAIN_KEEP=features` gives the same versions bit for bit",
+    "ours": "the default: `more` with images",
     "provisional": "ours in the seconds before the last task is learned: its classes, and all others, in closed form",
     "paper": "MORE as published: training, rule, novelty score and memory of 200 images (preset `paper`)",
     "paper-no-coefficient": "ablation: Eq. base_prediction, no distance coefficient",

@@ -93,19 +93,20 @@ def export(backbone: Backbone) -> dict[str, bytes]:
     task = {name: torch.zeros(shape) for name, shape in shapes._asdict().items()}
     n, b = Dim("N"), Dim("B")
     free = TaskTensors({1: b}, {1: b}, {2: b}, None, None, None)  # type: ignore[arg-type]
-    graphs = {
-        "blocks": _export(blocks, tokens | task, ({0: n}, *free), ["features"]),
-        "frozen": _export(frozen, tokens, ({0: n},), ["feature", "expanded"]),
-    }
+    graphs = {}
     if backbone.tail is None:
         graphs["trunk"] = _export(trunk, {"pixels": pixels}, ({0: n},), ["tokens"])
     else:
-        tail, with_map = copy.deepcopy(backbone.tail).cpu().eval(), _TrunkWithMap(trunk).eval()
+        with_map = _TrunkWithMap(trunk).eval()
+        graphs["trunk"] = _export(with_map, {"pixels": pixels}, ({0: n},), ["tokens", "map"])
+    graphs["blocks"] = _export(blocks, tokens | task, ({0: n}, *free), ["features"])
+    graphs["frozen"] = _export(frozen, tokens, ({0: n},), ["feature", "expanded"])
+    if backbone.tail is not None:
+        tail = copy.deepcopy(backbone.tail).cpu().eval()
         with torch.inference_mode():
             maps = {"map": torch.zeros(with_map(pixels)[1].shape)}
         free_units = {"down": {0: b}, "down_bias": {0: b}, "up": {1: b}}  # by the part of an adapter
         units = tuple(free_units.get(name.split(".")[0]) for name in tail.names)
-        graphs["trunk"] = _export(with_map, {"pixels": pixels}, ({0: n},), ["tokens", "map"])
         graphs["tail"] = _export(tail, maps | tail.zeros(UNITS), ({0: n}, units), ["features"])
     if "selected" not in roles(backbone):
         return graphs

@@ -39,22 +39,27 @@ class Prior(BaseModel):
             KNOWN: 0.927,
         }
     )
-    # Where the refined feature counts: the rule with its term, and the novelty score, a sum of that of the frozen evidence
-    # and of the two summaries of the refined one.
+    # Where the refined feature counts: the rule with its term, and the novelty score, a sum of that of the frozen
+    # evidence and of the two summaries of the refined one.
     refined_rule: dict[str, float] = Field(
         default_factory=lambda: {
-            "probability": 0.296,
-            "coefficient": 0.144,
-            "task_cosine": 0.177,
+            "probability": 0.402,
+            "coefficient": 0.008,
+            "task_cosine": 0.028,
             "frozen_distance": 0.0,
             "frozen_cosine": 0.0,
-            "output_cosine": 0.441,
-            "ridge": 0.532,
-            "refined_cosine": 1.395,
+            "output_cosine": 0.046,
+            "ridge": 0.59,
+            "refined_cosine": 1.726,
         }
     )
     refined_novelty: dict[str, float] = Field(
-        default_factory=lambda: {FROZEN: 0.44, "refined_cosine": 0.504, "refined_distance": 0.489, KNOWN: 1.491}
+        default_factory=lambda: {
+            FROZEN: 0.61,
+            "refined_cosine": 0.628,
+            "refined_distance": 0.021,
+            KNOWN: 1.495,
+        }
     )
     rule_strength: float = Field(10.0, ge=0)  # of a quadratic penalty, against the log-likelihood of all images
     output_strength: float = Field(100.0, ge=0)  # of the penalty that draws (alpha_k, beta_k) toward (1, 0)

@@ -22,12 +22,13 @@ from trainer.learning.adapter_units import truncated_normal
 from trainer.learning.head_solver import solved_head
 from trainer.learning.memory import spread_over_classes
 from trainer.learning.progress import Progress
-from trainer.learning.reproducibility import random_stream
+from trainer.learning.reproducibility import random_stream, torch_threads
 from trainer.learning.settings import LearnerSettings
 from trainer.learning.tokens import TokenCache
 
 PHASE = "refining"
 REPORTS = 10  # of the progress
+THREADS = 2  # the same number with any number of processes: the last bits of sums depend on it
 
 
 def refines(tokens: TokenCache, settings: LearnerSettings) -> bool:
@@ -57,7 +58,8 @@ def refined_feature(
     head = solved_head(z, labels, len(model.classes), settings.recipe.start_ridge)
     trained = {name: torch.tensor(array, device=tokens.device, requires_grad=True) for name, array in start.items()}
     weight, bias = (torch.from_numpy(part).to(tokens.device).requires_grad_() for part in (head.weight, head.bias))
-    _train(tokens.backbone.tail.eval(), trained, weight, bias, maps, labels, settings, rng, progress)
+    with torch_threads(THREADS):
+        _train(tokens.backbone.tail.eval(), trained, weight, bias, maps, labels, settings, rng, progress)
     tail = {name: tensor.detach().cpu().numpy() for name, tensor in trained.items()}
     return RefinedFeature.fit(tail, tokens.refined(keys, tail), labels, len(model.classes))
 

@@ -39,6 +39,17 @@ def blas_threads(count: int) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    """Let torch use so many threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 @lru_cache(maxsize=1)
 def _blas() -> ThreadpoolController:
     """Found once: looking at all loaded libraries takes a millisecond."""

@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 
 from models.errors import CorruptVersion
-from models.inference.novelty import SUMMARIES
-from models.inference.stored_model import model_tensors, read_model
-from models.versions.contents import HEADS
+from models.inference.model_cache import ModelCache
+from models.inference.novelty import REFINED_SUMMARIES, SUMMARIES
+from models.inference.stored_model import model_tensors, new_tensors, read_model
+from models.versions.contents import HEADS, REFINED
 from models.versions.reader import LoadedVersion
 from models.versions.store import VersionStore
 from tests.support.manifests import manifest_of
-from tests.support.tiny_model import class_tasks, learn_tasks, tiny_backbone, tiny_learner
+from tests.support.tiny_model import class_tasks, features_of, learn_tasks, tiny_backbone, tiny_learner
 from trainer.learning.learner import Learned
 
 SPEC = tiny_backbone().spec
@@ -80,3 +81,45 @@ def test_a_novelty_decision_without_the_backbones_output_gives_it_no_weight(lear
     rows = np.random.default_rng(0).normal(0, 5, (9, len(SUMMARIES)))
     without = replace(now, weights=model.novelty.weights)
     np.testing.assert_allclose(model.novelty.scores(rows), without.scores(rows))
+
+
+def test_a_novelty_decision_without_a_refined_feature_is_stored_as_before_it_was_an_input(
+    learned: Learned, tmp_path: Path
+) -> None:
+    """Servers of earlier releases read such a version."""
+    heads = stored(learned, tmp_path).contents[HEADS]
+    assert {len(heads[f"novelty.{name}"]) for name in ("centre", "scale", "weights")} == {
+        len(SUMMARIES) - len(REFINED_SUMMARIES)
+    }
+
+
+def test_a_refined_feature_is_stored_with_its_version_and_shared_by_the_next_edit(tmp_path: Path) -> None:
+    own = tiny_learner(cnn=True, tail=True)
+    learned = learn_tasks(own, class_tasks([3, 2], images=30))[-1]
+    before = learned.model
+    assert before.refined is not None
+    assert before.novelty.uses_refined
+    spec = own.backbone.spec
+    store = VersionStore(tmp_path)
+    store.publish(manifest_of(before, spec), model_tensors(before), learned.samples.to_json())
+    model, _ = read_model(store.load())
+    assert model.refined is not None
+    assert model.uses_refined
+    keys = [f"{name}/{number}" for name in model.classes for number in range(100, 104)]
+    features = features_of(own, model, keys)
+    one, other = (each.rule.log_scores(each.evidence(features)) for each in (before, model))
+    np.testing.assert_allclose(one, other, atol=1e-4)
+    new, known = new_tensors(model)
+    assert known[REFINED] == model.refined.entry
+    assert not any(name.startswith(f"{REFINED}/") for name in new)
+    answering = ModelCache(store).load().model
+    assert answering.refined is not None
+    np.testing.assert_array_equal(answering.refined.whitening, model.refined.whitening)
+
+
+def test_a_rule_that_weighs_the_refined_feature_needs_it(tmp_path: Path) -> None:
+    own = tiny_learner(cnn=True, tail=True)
+    model = learn_tasks(own, class_tasks([3], images=10))[-1].model
+    without = replace(features_of(own, model, ["class 0/100"]), refined=None)
+    with pytest.raises(ValueError, match="which was not computed"):
+        model.rule.log_scores(model.evidence(without))
