@@ -24,11 +24,13 @@ PARTS = ("gain", "down", "down_bias", "up", "up_bias")
 class Tail(nn.Module):
     """The frozen stages of the tail: (map, tensors in the order of `names`) -> z (N, r)."""
 
-    def __init__(self, stages: Sequence[nn.Module], output: nn.Module, channels: Sequence[int], positions: int) -> None:
-        """`channels` of the maps before each stage and before the output, `positions` h x w of the first map."""
+    def __init__(
+        self, stages: Sequence[nn.Module], output: nn.Module, channels: Sequence[int], shape: tuple[int, int, int]
+    ) -> None:
+        """`channels` of the maps before each stage and before the output; `shape` (c, h, w) of the first map."""
         super().__init__()
         self.stages, self.output = nn.ModuleList(stages), output
-        self.channels, self.positions = tuple(channels), positions
+        self.channels, self.shape = tuple(channels), shape
 
     def forward(self, x: Tensor, *tensors: Tensor) -> Tensor:  # (N, c, h, w) -> (N, r)
         for place, stage in enumerate((*self.stages, self.output)):
@@ -81,5 +83,5 @@ def tail_of(model: Any, last_map: Tensor) -> Tail | None:
         for stage in stages:
             channels.append(x.shape[1])
             x = stage(x)
-    positions = last_map.shape[2] * last_map.shape[3]
-    return Tail(stages, _Output(model), [*channels, x.shape[1]], positions)
+    _, c, h, w = last_map.shape
+    return Tail(stages, _Output(model), [*channels, x.shape[1]], (c, h, w))

@@ -165,7 +165,7 @@ def tiny_cnn(seed: int = 0, tail: bool = False) -> Backbone:
     shape = (2 * blocks + 1, d)
     network = AdaptedBlocks([AdaptedBlock(IdentityAttention(), nn.Identity())], EPSILON)
     trunk = TinyCnnTrunk(torch.Generator().manual_seed(seed))
-    cut = Tail([], TinyOutput(trunk), [d], 4) if tail else None
+    cut = Tail([], TinyOutput(trunk), [d], (d, 2, 2)) if tail else None
     norms = torch.ones(shape), torch.zeros(shape)
     return Backbone(spec, trunk, network, FrozenFeature(frozen, CnnParts()), *norms, cut)
 

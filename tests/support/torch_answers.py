@@ -20,7 +20,10 @@ def load_cifar10() -> ImageSet:
 
 
 def difference(one: Features, other: Features) -> float:
-    first, second = ((*features.tasks, features.frozen, features.expanded) for features in (one, other))
+    first, second = (
+        (*features.tasks, features.frozen, features.expanded, *([] if features.refined is None else [features.refined]))
+        for features in (one, other)
+    )
     pairs = zip(first, second, strict=True)
     return max(float(np.abs(a - b).max()) for a, b in pairs)
 

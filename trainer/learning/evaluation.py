@@ -108,6 +108,8 @@ def evaluate(
     model = replace(model, rule=rule, novelty=novelty)
     names = [labels[key] for key in held_keys]
     # The paper's rule has no frozen terms, so the advice always follows the fitted rule.
+    if after.refined is not None:  # the frozen terms of that rule are what the refined one leaves to them
+        fitted = fit_closed_form(left_out, columns, settings.recipe.prior)
     advice = advise(left_out, frozen_rule(fitted, left_out, columns), keys, columns, model.labels, model.frozen.counts)
     verdict = judge(parent if parent.tasks else None, model, before, after, names, novelty_auc, settings)
     return model, replace(verdict, advice=advice, networks=gain, drawn=int(known.drawn.sum()))

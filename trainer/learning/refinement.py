@@ -98,7 +98,7 @@ def _train(
         optimiser.step()
         progress.tick()
         if (step + 1) * REPORTS // steps > step * REPORTS // steps:
-            progress.report(PHASE, step + 1, steps, settings.batch_size * steps / REPORTS, loss.item())
+            progress.report(PHASE, step + 1, steps, settings.batch_size * steps / REPORTS)
 
 
 def _start(tail: Tail, settings: LearnerSettings, rng: np.random.Generator) -> dict[str, NDArray[np.float32]]:

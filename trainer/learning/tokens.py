@@ -160,16 +160,17 @@ class TokenCache:
     def maps(self, keys: Sequence[str]) -> Tensor:
         """What a CNN's tail starts from: (n, c, h, w) in float16, in main memory."""
         found: dict[str, Tensor] = {}
+        shape = self.backbone.tail.shape if self.backbone.tail is not None else ()
         for key in keys:
             if (own := self._maps.get(key)) is not None:
                 found[key] = own
             elif (stored := self._stored.get(key, MAP) if self._stored is not None else None) is not None:
-                found[key] = torch.from_numpy(stored).half()
+                found[key] = torch.from_numpy(stored).half().reshape(shape)
         for chunk in _chunks([key for key in dict.fromkeys(keys) if key not in found]):
             computed = self.passes.maps(chunk, self._read)
             found |= {key: row.half() for key, row in zip(chunk, computed, strict=True)}
             if self._stored is not None:
-                self._stored.put(MAP, {key: row.numpy() for key, row in zip(chunk, computed, strict=True)})
+                self._stored.put(MAP, dict(zip(chunk, computed.flatten(1)[:, None].numpy(), strict=True)))
         for key, own in found.items():
             if key not in self._maps and own.nbytes <= self._free_bytes:
                 self._free_bytes -= own.nbytes

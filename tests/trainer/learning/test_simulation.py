@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.inference.frozen import FrozenStatistics
-from models.inference.novelty import SUMMARIES, frozen_summaries
+from models.inference.novelty import FROZEN_SUMMARIES, SUMMARIES, frozen_summaries
 from trainer.learning.gate import auc
 from trainer.learning.leave_out import LeaveOut
 from trainer.learning.novelty_fit import Target, fit_novelty
@@ -40,7 +40,7 @@ def known_images(world: World) -> LeaveOut:
 
 def test_fitting_on_simulated_novelty_raises_the_auc_on_classes_never_seen() -> None:
     # A prior that trusts the distance alone, which is useless here.
-    prior = Prior(novelty={**dict.fromkeys(SUMMARIES[:-1], 0.0), "distance": 1.0, "known": 0.0})
+    prior = Prior(novelty={**dict.fromkeys(FROZEN_SUMMARIES, 0.0), "distance": 1.0, "known": 0.0})
     gains = []
     for seed in range(5):
         world = World(seed)
@@ -50,7 +50,7 @@ def test_fitting_on_simulated_novelty_raises_the_auc_on_classes_never_seen() -> 
         fitted, unfitted = (fit_novelty(left_out, used, prior, Target()) for used in (simulations, []))
         fresh = [frozen_summaries(kept.statistics.scores(*world.draw(np.arange(low, high).repeat(10))))
                  for low, high in ((0, KNOWN), (KNOWN, KNOWN + NEW))]  # fmt: skip
-        padded = [np.column_stack([rows, np.zeros(len(rows))]) for rows in fresh]
+        padded = [np.pad(rows, ((0, 0), (0, len(SUMMARIES) - rows.shape[1]))) for rows in fresh]
         before, after = (auc(*(novelty.scores(rows) for rows in padded)) for novelty in (unfitted, fitted))
         assert before is not None
         assert after is not None
@@ -86,7 +86,7 @@ def test_simulated_novelty_holds_if_a_part_of_the_images_is_at_hand() -> None:
     some = LeaveOut(kept.statistics, kept.features[part], kept.expanded[part], kept.columns[part])
     fresh = [frozen_summaries(kept.statistics.scores(*world.draw(np.arange(low, high).repeat(10))))
              for low, high in ((0, KNOWN), (KNOWN, KNOWN + NEW))]  # fmt: skip
-    padded = [np.column_stack([rows, np.zeros(len(rows))]) for rows in fresh]
+    padded = [np.pad(rows, ((0, 0), (0, len(SUMMARIES) - rows.shape[1]))) for rows in fresh]
     found = []
     for images in (kept, some):
         rng = np.random.default_rng(0)
