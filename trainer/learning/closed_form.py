@@ -31,14 +31,15 @@ class NetworkGain:
     networks: float
     error: float  # the standard error of the difference
 
-    def pays(self, one_token: bool) -> bool:
+    def pays(self, pooled_only: bool) -> bool:
         """Whether the networks count.
 
-        On one token, a CNN's, they must be better. To ask for more, a whole error, would lose accuracy: errors are as
-        large. Those of a transformer with all blocks adapted improved on the closed form wherever that was measured,
-        more than a few held-out images can show: they must not be clearly worse.
+        Those that see nothing but a CNN's pooled feature must be better. To ask for more, a whole error, would lose
+        accuracy: errors are as large. A transformer's with all blocks adapted, and a CNN's refined feature, improved on
+        the closed form wherever that was measured, more than a few held-out images can show: they must not be clearly
+        worse.
         """
-        return self.networks < self.closed_form + (0.0 if one_token else CLEARLY * self.error)
+        return self.networks < self.closed_form + (0.0 if pooled_only else CLEARLY * self.error)
 
 
 def fit_closed_form(left_out: FrozenScores, columns: NDArray[np.int64], prior: Prior, near: Rule | None = None) -> Rule:

@@ -98,7 +98,7 @@ def evaluate(
             closed_form = fit_closed_form(left_out, columns, prior)
             if not settings.draws:  # networks have seen the images that draws come from
                 gain = network_gain(after, rows, left_out, columns, prior, closed_form, fitted, rng)
-            if gain is None or not gain.pays(tokens.backbone.one_token):
+            if gain is None or not gain.pays(tokens.backbone.one_token and after.refined is None):
                 rule = closed_form
         novelty = fit_novelty(left_out, known.simulations, settings.recipe.prior, target, kept.weights, known.drawn)
         novelty_auc = simulated_auc(novelty, known.simulations) if known.simulations else None
