@@ -101,10 +101,10 @@ def test_without_images_the_closed_form_is_the_prior() -> None:
 
 
 def test_networks_that_know_more_pay_and_noise_does_not(columns: NDArray[np.int64]) -> None:
-    assert gain_of(networks_know(columns, 4.0), columns).pays(one_token=True)
+    assert gain_of(networks_know(columns, 4.0), columns).pays(pooled_only=True)
     noise = [gain_of(networks_know(columns, 0.0, seed), columns) for seed in range(4)]  # some noise fits by chance
     assert sum(found.networks - found.closed_form for found in noise) > 0
-    assert not all(found.pays(one_token=True) for found in noise)
+    assert not all(found.pays(pooled_only=True) for found in noise)
     assert all(found.error > 0 for found in noise)
 
 
@@ -115,7 +115,7 @@ def test_networks_of_a_transformer_count_unless_they_are_clearly_worse(
     worse_by: float, cnn: bool, transformer: bool
 ) -> None:
     gain = NetworkGain(closed_form=1.0, networks=1.0 + worse_by * 0.2, error=0.2)
-    assert (gain.pays(one_token=True), gain.pays(one_token=False)) == (cnn, transformer)
+    assert (gain.pays(pooled_only=True), gain.pays(pooled_only=False)) == (cnn, transformer)
 
 
 def test_a_single_held_out_image_compares_nothing(columns: NDArray[np.int64]) -> None:
