@@ -13,6 +13,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from trainer.learning.prior import FROZEN, KNOWN, Prior
 from trainer.learning.reproducibility import configure_torch
 from trainer.learning.settings import LearnerSettings
 
-PER_CLASS = 20
+PER_CLASS = (5, 20)
 NAMES = (*TERMS, REFINED)
 INPUTS = (FROZEN, *REFINED_SUMMARIES)
 ONLY_FROZEN = {FROZEN: 1.0, **dict.fromkeys(REFINED_SUMMARIES, 0.0), KNOWN: 0.0}
@@ -48,8 +49,8 @@ class Collected:
         images = ImageSet.load(data / f"{name}.safetensors")
         tokens = open_tokens(recorded_now(cache, LITE0), images, cache / "tokens")
         found: list[Version] = []
-        for seed in range(seeds):
-            tasks, fresh, labels = training_stream(images, *ALL_SETS[name], PER_CLASS, seed)
+        for per_class, seed in product(PER_CLASS, range(seeds)):
+            tasks, fresh, labels = training_stream(images, *ALL_SETS[name], per_class, seed)
             settings = settings_of("ours", seed, prior.model_copy(update={"refined_novelty": ONLY_FROZEN}))
             recipe = settings.recipe.model_copy(update={"networks": "always"})
 
@@ -58,7 +59,7 @@ class Collected:
                     found.append(version)
 
             learn(tokens, tasks, fresh, settings.model_copy(update={"recipe": recipe}), on_learned)
-            print(f"{name}, stream {seed + 1} of {seeds}", file=sys.stderr, flush=True)
+            print(f"{name}, {per_class} images per class, stream {seed + 1} of {seeds}", file=sys.stderr, flush=True)
         return cls(found)
 
 
@@ -91,7 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--data", type=Path, required=True, help="folder with the image sets (safetensors)")
     parser.add_argument("--out", type=Path, default=PRIORS, help=f"default {PRIORS.name} beside this file: extended")
     parser.add_argument("--cache", type=Path, required=True, help="folder for tokens")
-    parser.add_argument("--seeds", type=int, default=1, help="streams per data set (default 1)")
+    parser.add_argument("--seeds", type=int, default=2, help="streams per data set and images per class (default 2)")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     args = parser.parse_args(argv)
     configure_torch(LearnerSettings(threads=args.threads))

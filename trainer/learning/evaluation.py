@@ -78,6 +78,7 @@ def evaluate(
     target = Target(settings.accept, settings.flag)
     novelty_auc: float | None
     gain: NetworkGain | None = None
+    closed_form: Rule | None = None
     fitted = replace(fit_rule(after, columns[rows], settings.recipe.prior), cascade=cascade, rotations=rotations)
     rule = fitted
     if settings.rule != "fitted":
@@ -93,24 +94,24 @@ def evaluate(
         novelty = paper_novelty(rule, after.rows(images), columns[rows][images], target)
         novelty_auc = auc(novelty.known, novelty.simulated)
     else:
+        prior = settings.recipe.prior
+        closed_form = fit_closed_form(left_out, columns, prior)
         if settings.recipe.networks == "if they pay":
-            prior = settings.recipe.prior
-            closed_form = fit_closed_form(left_out, columns, prior)
             if not settings.draws:  # networks have seen the images that draws come from
                 gain = network_gain(after, rows, left_out, columns, prior, closed_form, fitted, rng)
             if gain is None or not gain.pays(tokens.backbone.one_token and after.refined is None):
                 rule = closed_form
-        novelty = fit_novelty(left_out, known.simulations, settings.recipe.prior, target, kept.weights, known.drawn)
+        novelty = fit_novelty(left_out, known.simulations, prior, target, kept.weights, known.drawn)
         novelty_auc = simulated_auc(novelty, known.simulations) if known.simulations else None
         if after.refined is not None and rule.uses_refined:
-            said = kept.weights[rows]
-            novelty = with_refined(novelty, scores, after.refined, columns[rows], settings.recipe.prior, target, said)
+            evidence = (left_out, rows, after.refined, known.simulations)
+            novelty = with_refined(novelty, *evidence, prior, target, kept.weights)
+            novelty_auc = auc(novelty.known, novelty.simulated) if known.simulations else None
     model = replace(model, rule=rule, novelty=novelty)
     names = [labels[key] for key in held_keys]
-    # The paper's rule has no frozen terms, so the advice always follows the fitted rule.
-    if after.refined is not None:  # the frozen terms of that rule are what the refined one leaves to them
-        fitted = fit_closed_form(left_out, columns, settings.recipe.prior)
-    advice = advise(left_out, frozen_rule(fitted, left_out, columns), keys, columns, model.labels, model.frozen.counts)
+    # The paper's rule has no frozen terms: the advice follows the fitted one.
+    advisor = frozen_rule(closed_form or fitted, left_out, columns)
+    advice = advise(left_out, advisor, keys, columns, model.labels, model.frozen.counts)
     verdict = judge(parent if parent.tasks else None, model, before, after, names, novelty_auc, settings)
     return model, replace(verdict, advice=advice, networks=gain, drawn=int(known.drawn.sum()))
 

@@ -4,7 +4,7 @@ The fit is drawn toward a prior, as that of the rule is (`rule_fit`).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -22,10 +22,11 @@ from models.inference.novelty import (
 )
 from models.inference.rules import Rule
 from trainer.learning.prior import FROZEN, KNOWN, Prior
-from trainer.learning.simulation import CLASS_GROUPS, standard
+from trainer.learning.simulation import standard
 
 LEAST_IMAGES, MOST_SPREAD = 3, 4.0  # of images that show how much the scores of draws must be spread
-LEAST_HELD_OUT = 20  # images, for a threshold of the refined feature: 5 % of fewer are less than one
+LEAST_HELD_OUT = 8  # images that show how the refined feature goes with the frozen one
+RESIDUALS = 32  # quantiles of what the refined score of a held-out image has beside the frozen one
 LEAST_SLOPE = 0.05  # of p_novel over the score, relative to the prior's
 # What simulated novelty weighs against the prior, in images, per pair of classes. It shows how classes differ from each
 # other, and more images of the same few classes show no more of that. Chosen on training images of the four data sets.
@@ -84,47 +85,68 @@ def fit_novelty(
 
 def with_refined(
     novelty: Novelty,
-    scores: FrozenScores,
+    left_out: FrozenScores,
+    held_out: NDArray[np.bool_],
     refined: RefinedScores,
-    columns: NDArray[np.int64],
+    simulations: Sequence[tuple[Floats, Floats]],
     prior: Prior,
     target: Target,
     weights: Floats,
 ) -> Novelty:
-    """The decision with the refined feature beside the frozen one, from n held-out images of these classes.
+    """The decision with the refined feature beside the frozen one; `held_out` images have these refined scores.
 
-    The adapters have seen images of every class, so no class can be left out of them to simulate novelty: how both
-    features compare, and the odds of being known, are the prior's. With few held-out images the decision stays.
+    The adapters have seen the other images, and images of every class, so no class can be left out of them: how both
+    features compare is the prior's. Of all left-out and of simulated novel images the frozen evidence is known. Their
+    refined summaries follow it as those of held-out images do: by a line, and the residuals about it. So the threshold
+    rests on all left-out images, of which there are several times as many. With few held-out images the decision stays.
     """
-    if len(columns) < LEAST_HELD_OUT:
+    if int(held_out.sum()) < LEAST_HELD_OUT:
         return novelty
+    frozen, own = slice(len(FROZEN_SUMMARIES)), slice(len(FROZEN_SUMMARIES), -1)
     of_frozen, *of_refined = (prior.refined_novelty[name] for name in (FROZEN, *REFINED_SUMMARIES))
-    centre, scale, combined_weights = novelty.centre.copy(), novelty.scale.copy(), novelty.weights * of_frozen
-    own = slice(len(FROZEN_SUMMARIES), -1)
-    centre[own], scale[own] = standard(refined_summaries(refined))
-    combined_weights[own] = of_refined
-    combined = replace(novelty, centre=centre, scale=scale, weights=combined_weights)
+    centre, scale, combined = novelty.centre.copy(), novelty.scale.copy(), novelty.weights * of_frozen
+    summaries = refined_summaries(refined)
+    centre[own], scale[own] = standard(summaries)
+    combined[own] = of_refined
+    by_frozen = ((frozen_summaries(left_out) - centre[frozen]) / scale[frozen]) @ novelty.weights[frozen]
+    by_refined = ((summaries - centre[own]) / scale[own]) @ combined[own]
+    slope, intercept, residuals = _line(by_frozen[held_out], by_refined, weights[held_out])
 
-    def scored(rows: NDArray[np.bool_], classes: NDArray[np.bool_]) -> Floats:
-        """Images compared with some of the classes only."""
-        of_classes = FrozenScores(*(getattr(scores, field.name)[rows][:, classes] for field in fields(FrozenScores)))
-        of_refined = RefinedScores(refined.cosines[rows][:, classes], refined.distances[rows][:, classes])
-        inputs = np.concatenate([frozen_summaries(of_classes), refined_summaries(of_refined)], axis=1)
-        return combined.scores(np.pad(inputs, ((0, 0), (0, len(SUMMARIES) - inputs.shape[1]))))
+    def sums(scores: Floats) -> Floats:
+        """Of frozen scores (n,) and of the refined scores that go with them: (n, residuals)."""
+        return ((of_frozen + slope) * scores + intercept)[:, None] + residuals
 
-    everything = np.ones(scores.distances.shape[1], bool)
-    known = scored(np.ones(len(columns), bool), everything)
-    groups = np.arange(len(everything)) % CLASS_GROUPS
-    parts = [(groups[columns] == part, groups != part) for part in range(CLASS_GROUPS)]
-    novel = [scored(rows, classes) for rows, classes in parts if rows.any() and classes.any()]
-    simulated = np.concatenate([np.zeros(0), *novel])
+    left = ~np.isnan(by_frozen)
+    said = np.repeat(weights[left] / len(residuals), len(residuals))
+    known = sums(by_frozen[left]).ravel()
+    rows, is_known = _rows(simulations)
+    simulated = sums(rows[is_known == 0] @ novelty.weights[frozen]).ravel()
+    logistic = np.array([1.0, prior.refined_novelty[KNOWN]])
+    if len(simulated):
+        both, is_known = np.concatenate([known, simulated]), np.repeat([1.0, 0.0], [len(known), len(simulated)])
+        weight = PAIR_WEIGHT * left_out.distances.shape[1] ** 2
+        logistic = falling_p_novel(both, is_known, logistic, np.ones(2), weight)
     return replace(
-        combined,
-        logistic=np.array([1.0, prior.refined_novelty[KNOWN]]),
-        threshold=np.array([threshold(known, simulated, target, weights)]),
-        known=quantiles(known, weights),
+        novelty,
+        centre=centre,
+        scale=scale,
+        weights=combined,
+        logistic=logistic,
+        threshold=np.array([threshold(known, simulated, target, said)]),
+        known=quantiles(known, said),
         simulated=quantiles(simulated),
     )
+
+
+def _line(x: Floats, y: Floats, weights: Floats) -> tuple[float, float, Floats]:
+    """(slope, intercept, quantiles of the residuals) of the regression of y on x; a flat line if x does not vary."""
+    centre_x, centre_y = float(np.average(x, weights=weights)), float(np.average(y, weights=weights))
+    variance = float(np.average((x - centre_x) ** 2, weights=weights))
+    covariance = float(np.average((x - centre_x) * (y - centre_y), weights=weights))
+    slope = covariance / variance if variance > 1e-12 else 0.0
+    intercept = centre_y - slope * centre_x
+    residuals = quantiles(y - slope * x - intercept, weights)
+    return slope, intercept, np.quantile(residuals, (np.arange(RESIDUALS) + 0.5) / RESIDUALS)
 
 
 def spread_as_images(scores: Floats, drawn: NDArray[np.bool_]) -> Floats:
@@ -178,18 +200,20 @@ def falling_p_novel(scores: Floats, known: Floats, prior: Floats, strength: Floa
 def threshold(known: Floats, novel: Floats, target: Target, weights: Floats | None = None) -> float:
     """The score below which an image is novel, by conformal quantile.
 
-    Of n left-out known images, the one at place floor((1 - accept)(n + 1)) bounds the share of fresh images below it.
-    Too few images for that place are extrapolated as a normal distribution. `weights` say how many images each stands
-    for, by default one: many near-duplicates of one class would move the place to where other classes are rejected.
+    Fresh images are below the k-th lowest of n left-out ones with probability k / (n + 1). The threshold is at the
+    place where that is 1 - accept, interpolated between two images: the place before it would accept more, and with
+    few images a multiple of what is asked for would be missed. Before the first place, scores are extrapolated as a
+    normal distribution. `weights` say how many images each stands for, by default one: many near-duplicates of one
+    class would move the place to where other classes are rejected.
     """
     if target.flag is not None and len(novel):
         return float(np.quantile(novel, target.flag, method="higher"))
     weights = np.ones(len(known)) if weights is None else weights
     images = float(weights.sum())
-    place = int(np.floor((1 - target.accept) * (images + 1)))
+    place = (1 - target.accept) * (images + 1)
     if place >= 1:
         order = np.argsort(known, kind="stable")
-        return float(known[order][np.searchsorted(np.cumsum(weights[order]), place - 1e-9)])
+        return float(np.interp(place, np.cumsum(weights[order]), known[order]))
     mean = float(np.average(known, weights=weights)) if len(known) else 0.0
     spread = max(float(np.sqrt(np.average((known - mean) ** 2, weights=weights))), 1e-6) if len(known) > 1 else 1.0
     return mean - _normal_quantile(target.accept) * spread * float(np.sqrt(1 + 1 / max(images, 1)))

@@ -54,7 +54,8 @@ def refined_feature(
     rng = random_stream(settings.seed, PHASE, *model.classes)
     maps = tokens.maps(keys)
     start = _start(tokens.backbone.tail, settings, rng)
-    z = _normalised(tokens.refined(keys, start))
+    pooled = tokens.get(keys)[:, 0, : tokens.backbone.spec.dimensions]  # what the tail gives before any training
+    z = _layer_norm(pooled).cpu().numpy()
     head = solved_head(z, labels, len(model.classes), settings.recipe.start_ridge)
     trained = {name: torch.tensor(array, device=tokens.device, requires_grad=True) for name, array in start.items()}
     weight, bias = (torch.from_numpy(part).to(tokens.device).requires_grad_() for part in (head.weight, head.bias))
@@ -92,7 +93,8 @@ def _train(
         for group in optimiser.param_groups:
             group["lr"] = recipe.refined_rate * (1 + math.cos(math.pi * step / steps)) / 2
         z = tail(x, *tail.arguments(tensors))
-        loss = F.cross_entropy(F.linear(_layer_norm(z), weight, bias), torch.from_numpy(labels[batch]).to(device))
+        logits, own = F.linear(_layer_norm(z), weight, bias), torch.from_numpy(labels[batch]).to(device)
+        loss = F.cross_entropy(logits, own, label_smoothing=recipe.refined_smoothing)
         optimiser.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimiser.step()
@@ -108,11 +110,6 @@ def _start(tail: Tail, settings: LearnerSettings, rng: np.random.Generator) -> d
     for place, channels in enumerate(tail.channels):
         deviation = recipe.refined_start / math.sqrt(channels)
         out[f"down.{place}"] = truncated_normal(rng, (recipe.refined_units, channels), deviation)
-    return out
-
-
-def _normalised(features: NDArray[np.float32]) -> NDArray[np.float32]:
-    out: NDArray[np.float32] = _layer_norm(torch.from_numpy(features)).numpy()
     return out
 
 

@@ -61,10 +61,11 @@ class Recipe(BaseModel):
     refine: bool = True
     refined_units: int = Field(32, ge=1)
     refined_start: float = Field(0.7, gt=0)  # deviation of the first layers, times the root of their inputs
-    refined_rate: float = Field(0.001, gt=0)
+    refined_rate: float = Field(0.0015, gt=0)
     refined_decay: float = Field(0.001, ge=0)
     refined_epochs: int = Field(20, ge=1)  # passes over the kept images at most
-    refined_passes: int = Field(2000, ge=1)  # images in all of them at most
+    refined_passes: int = Field(1000, ge=1)  # images in all of them at most
+    refined_smoothing: float = Field(0.1, ge=0, lt=1)  # of the labels
     refined_images: int = Field(2000, ge=1)  # kept images at most, as many of each class
     hold_out: float = Field(0.2, gt=0, lt=0.5)  # share of a class that no network is trained on, for calibration
     networks: Literal["if they pay", "always"] = "if they pay"  # whether their evidence counts in the fitted rule

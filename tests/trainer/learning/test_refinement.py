@@ -11,8 +11,9 @@ from PIL import Image
 
 from models.inference.evidence import RefinedScores
 from models.inference.model import Model
-from models.inference.novelty import FROZEN_SUMMARIES, SUMMARIES
+from models.inference.novelty import FROZEN_SUMMARIES, summaries
 from models.inference.rules import REFINED
+from tests.support.evidence import random_evidence
 from tests.support.tiny_model import SIZE, class_tasks, features_of, learn_tasks, tiny_learner
 from trainer.learning.checkpoint import Checkpoint
 from trainer.learning.learner import Learner
@@ -140,25 +141,41 @@ def test_the_threshold_with_the_refined_feature_accepts_the_asked_share_of_held_
     own = learner()
     model = learn_tasks(own, class_tasks([5], images=20))[0].model
     keys = [f"{name}/{number}" for name in model.classes for number in range(100, 140)]
-    columns = np.repeat(np.arange(5), 40)
     evidence = model.evidence(features_of(own, model, keys))
     assert evidence.refined is not None
-    plain = fit_novelty(evidence.frozen, [], Prior(), Target())
+    simulations = [(rng.normal(0, 1, (50, 7)), rng.normal(-2, 1, (50, 7)))]
+    plain = fit_novelty(evidence.frozen, simulations, Prior(), Target())
     weights, target = np.ones(len(keys)), Target(accept=0.9)
-    found = with_refined(plain, evidence.frozen, evidence.refined, columns, Prior(), target, weights)
+    held_out = np.arange(len(keys)) % 5 == 0
+    scores = evidence.refined.rows(held_out)
+    found = with_refined(plain, evidence.frozen, held_out, scores, simulations, Prior(), target, weights)
     assert found.uses_refined
     assert not plain.uses_refined
-    assert np.mean(found.known < found.threshold[0]) == pytest.approx(0.1, abs=0.01)
-    assert len(found.simulated)
-    assert np.median(found.simulated) < np.median(found.known)
-    few = np.sort(rng.permutation(len(keys))[: LEAST_HELD_OUT - 1])
-    rows = np.isin(np.arange(len(keys)), few)
-    scores = RefinedScores(evidence.refined.cosines[rows], evidence.refined.distances[rows])
-    assert (
-        with_refined(plain, evidence.frozen.rows(rows), scores, columns[rows], Prior(), target, weights[rows]) is plain
-    )
-    assert len(found.weights) == len(SUMMARIES)
     assert np.flatnonzero(found.weights[len(FROZEN_SUMMARIES) : -1]).size == 2
+    # The threshold was set without the refined scores of four fifths of these images.
+    inputs = summaries(evidence, model.rule.log_scores(evidence))
+    assert np.mean(found.scores(inputs)[~held_out] < found.threshold[0]) == pytest.approx(0.1, abs=0.05)
+    assert np.mean(found.known < found.threshold[0]) == pytest.approx(0.1, abs=0.01)
+    assert np.median(found.simulated) < np.median(found.known)
+    few = np.cumsum(held_out) * held_out
+    few = (few > 0) & (few < LEAST_HELD_OUT)
+    assert with_refined(plain, evidence.frozen, few, scores, simulations, Prior(), target, weights) is plain
+
+
+def test_the_probability_of_being_novel_follows_simulated_novelty() -> None:
+    """Novel images that look far from all classes give a decision that is sure of known ones; near ones do not."""
+    rng = np.random.default_rng(0)
+    classes, images = 12, 240
+    frozen = random_evidence(0, [classes], images).frozen
+    refined = RefinedScores(rng.uniform(-1, 1, (images, classes)), rng.uniform(0.5, 10, (images, classes)))
+    everything, weights = np.ones(images, bool), np.ones(images)
+    p_novel = []
+    for shift in (-1.0, -6.0):
+        simulations = [(rng.normal(0, 1, (200, 7)), rng.normal(shift, 1, (200, 7)))]
+        plain = fit_novelty(frozen, simulations, Prior(), Target())
+        found = with_refined(plain, frozen, everything, refined, simulations, Prior(), Target(), weights)
+        p_novel.append(float(found.p_novel(np.array([np.median(found.known)]))[0]))
+    assert p_novel[1] < p_novel[0] / 2
 
 
 def test_maps_are_computed_once(tmp_path: Path) -> None:
