@@ -30,6 +30,8 @@ def configure_torch(settings: LearnerSettings) -> None:
     torch.set_flush_denormal(True)
     limit_threads(settings)
     torch.use_deterministic_algorithms(True)
+    # No operation here reads memory that it has not written. To fill it costs a sixth of the refinement's time.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
 @contextmanager
