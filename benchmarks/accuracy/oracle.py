@@ -1,7 +1,7 @@
 """`python -m benchmarks.accuracy.oracle`: what the networks and the refined feature know beside the frozen evidence.
 
 Weights of both decisions are fitted on the answers of one half of the test images and judged on the other half, in
-turn. No service can do that: the figures are the most that each kind of evidence could add, not what is served.
+turn. No service can do that: the figures are optimistic estimates of what each kind of evidence adds.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from trainer.learning.settings import LearnerSettings
 PER_CLASS = 20
 NETWORK_SUMMARIES = ("network_probability", "network_distance", "network_cosine")
 INPUTS = (*FROZEN_SUMMARIES, *NETWORK_SUMMARIES, *REFINED_SUMMARIES)
-NETWORK_TERMS = tuple(name for name in TERMS if name not in FROZEN_TERMS)
+TASK_TERMS = tuple(name for name in TERMS if name not in FROZEN_TERMS)
 # By name: terms of the class decision, and inputs of the novelty decision.
 KINDS: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
     "frozen": (FROZEN_TERMS, FROZEN_SUMMARIES),
-    "with networks": ((*FROZEN_TERMS, *NETWORK_TERMS), (*FROZEN_SUMMARIES, *NETWORK_SUMMARIES)),
+    "with networks": ((*FROZEN_TERMS, *TASK_TERMS), (*FROZEN_SUMMARIES, *NETWORK_SUMMARIES)),
     "with the refined feature": ((*FROZEN_TERMS, REFINED), (*FROZEN_SUMMARIES, *REFINED_SUMMARIES)),
-    "with both": ((*FROZEN_TERMS, *NETWORK_TERMS, REFINED), INPUTS),
+    "with both": ((*FROZEN_TERMS, *TASK_TERMS, REFINED), INPUTS),
 }
 
 

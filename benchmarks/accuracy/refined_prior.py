@@ -68,10 +68,13 @@ def _version(learning: Learning, labels: NDArray[np.int64]) -> Version | None:
     if evidence.refined is None:
         return None
     known, novelty, frozen = labels < len(model.classes), model.novelty, len(FROZEN_SUMMARIES)
+    terms = standardised_terms(evidence, NAMES, known)
+    if not novelty.centre[frozen:-1].any():  # too few held-out images to standardise the refined summaries
+        return Version(terms, labels[known], np.zeros((0, len(INPUTS))), np.zeros(0, bool))
     summaries = np.concatenate([frozen_summaries(evidence.frozen), refined_summaries(evidence.refined)], axis=1)
     rows = (summaries - novelty.centre[:-1]) / novelty.scale[:-1]
     inputs: Floats = np.column_stack([rows[:, :frozen] @ novelty.weights[:frozen], rows[:, frozen:]])
-    return Version(standardised_terms(evidence, NAMES, known), labels[known], inputs, known)
+    return Version(terms, labels[known], inputs, known)
 
 
 def refined_priors(found: Mapping[str, Collected]) -> dict[str, Any]:
@@ -92,7 +95,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--data", type=Path, required=True, help="folder with the image sets (safetensors)")
     parser.add_argument("--out", type=Path, default=PRIORS, help=f"default {PRIORS.name} beside this file: extended")
     parser.add_argument("--cache", type=Path, required=True, help="folder for tokens")
-    parser.add_argument("--seeds", type=int, default=2, help="streams per data set and images per class (default 2)")
+    parser.add_argument("--seeds", type=int, default=1, help="streams per data set and images per class (default 1)")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     args = parser.parse_args(argv)
     configure_torch(LearnerSettings(threads=args.threads))

@@ -31,7 +31,10 @@ REFERENCE_POINTS = 256  # a longer list of scores is stored as this many quantil
 
 @dataclass(frozen=True)
 class Novelty:
-    """The fitted decision, and the scores that it was fitted on. All are statistics of images left out of the model."""
+    """The fitted decision, and the scores that it was fitted on. All are statistics of images left out of the model.
+
+    With a refined feature, what it adds to the scores of most of these images is predicted from their frozen scores.
+    """
 
     centre: Floats  # (S,) mean of each summary over known images
     scale: Floats  # (S,) and its deviation
@@ -113,15 +116,16 @@ def best_and_gap(scores: Floats) -> tuple[Floats, Floats]:
     return best, best - second
 
 
-def quantiles(scores: Floats, weights: Floats | None = None) -> Floats:
-    """The scores in order, at most REFERENCE_POINTS of them; with `weights`, as many times each as it weighs."""
+def quantiles(scores: Floats, weights: Floats | None = None, most: int = REFERENCE_POINTS) -> Floats:
+    """The scores in order, at most REFERENCE_POINTS or `most` of them; with `weights`, each as often as it weighs."""
     scores = np.asarray(scores, np.float64)
     order = np.argsort(scores, kind="stable")
     equal = weights is None or len(scores) == 0 or float(weights.min()) == float(weights.max())
-    if equal and len(scores) <= REFERENCE_POINTS:
+    count = min(len(scores), most, REFERENCE_POINTS)
+    if equal and count == len(scores):
         return scores[order]
     shares = np.ones(len(scores)) if weights is None else weights[order]
     # The place of a score: 0 for the first, 1 for the last, in between what the scores before and half of it weigh.
     places = np.cumsum(shares) - shares / 2
     places = (places - places[0]) / max(float(places[-1] - places[0]), 1e-12)
-    return np.interp(np.linspace(0, 1, min(len(scores), REFERENCE_POINTS)), places, scores[order])
+    return np.interp(np.linspace(0, 1, count), places, scores[order])

@@ -55,7 +55,7 @@ class Predictor:
 
     @property
     def reference_points(self) -> int:
-        """The number of held-out scores behind the calibrated score."""
+        """The number of left-out images behind the calibrated score, at most that of the stored quantiles."""
         return len(self.model.novelty.known)
 
     def decode(self, data: bytes, small_only: bool = False) -> Array:

@@ -1,6 +1,6 @@
 """Drift of the incoming images: the population stability index (PSI) of their calibrated scores.
 
-A calibrated score is a quantile among held-out images of known classes, so images like those have uniform scores in
+A calibrated score is a quantile among left-out images of known classes, so images like those have uniform scores in
 every version: the reference is the uniform distribution. All answers count, novel ones too.
 
 By convention an index below 0.1 means no change and above 0.25 a large change. Without drift the index of n scores

@@ -38,7 +38,8 @@ def evaluate(
     """The model with its decisions, and the gate's verdict.
 
     Which class is fitted on held-out images, because the networks have seen all others; if the networks do not pay,
-    the version answers in closed form. Whether novel is fitted on all kept images: it weighs frozen evidence only.
+    the version answers in closed form. Whether novel is fitted on all kept images: it weighs frozen evidence, and of
+    the refined feature what follows from that.
     """
     known = left_out_evidence(tokens, model, samples, settings)
     labels, kept, left_out = known.labels, known.kept, known.scores
@@ -104,12 +105,13 @@ def evaluate(
         novelty = fit_novelty(left_out, known.simulations, prior, target, kept.weights, known.drawn)
         novelty_auc = simulated_auc(novelty, known.simulations) if known.simulations else None
         if after.refined is not None and rule.uses_refined:
-            evidence = (left_out, rows, after.refined, known.simulations)
-            novelty = with_refined(novelty, *evidence, prior, target, kept.weights)
+            novelty = with_refined(
+                novelty, left_out, rows, after.refined, known.simulations, prior, target, kept.weights
+            )
             novelty_auc = auc(novelty.known, novelty.simulated) if known.simulations else None
     model = replace(model, rule=rule, novelty=novelty)
     names = [labels[key] for key in held_keys]
-    # The paper's rule has no frozen terms: the advice follows the fitted one.
+    # Advice weighs frozen terms only: those of the closed form or, as the paper's rule has none, of the fitted rule.
     advisor = frozen_rule(closed_form or fitted, left_out, columns)
     advice = advise(left_out, advisor, keys, columns, model.labels, model.frozen.counts)
     verdict = judge(parent if parent.tasks else None, model, before, after, names, novelty_auc, settings)

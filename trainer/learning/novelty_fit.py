@@ -100,7 +100,7 @@ def with_refined(
     refined summaries follow it as those of held-out images do: by a line, and the residuals about it. So the threshold
     rests on all left-out images, of which there are several times as many. With few held-out images the decision stays.
     """
-    if int(held_out.sum()) < LEAST_HELD_OUT:
+    if float(weights[held_out].sum()) < LEAST_HELD_OUT:
         return novelty
     frozen, own = slice(len(FROZEN_SUMMARIES)), slice(len(FROZEN_SUMMARIES), -1)
     of_frozen, *of_refined = (prior.refined_novelty[name] for name in (FROZEN, *REFINED_SUMMARIES))
@@ -113,14 +113,15 @@ def with_refined(
     slope, intercept, residuals = _line(by_frozen[held_out], by_refined, weights[held_out])
 
     def sums(scores: Floats) -> Floats:
-        """Of frozen scores (n,) and of the refined scores that go with them: (n, residuals)."""
+        """Combined scores: each frozen score with its predicted refined scores. (n,) -> (n, residuals)"""
         return ((of_frozen + slope) * scores + intercept)[:, None] + residuals
 
     left = ~np.isnan(by_frozen)
     said = np.repeat(weights[left] / len(residuals), len(residuals))
     known = sums(by_frozen[left]).ravel()
     rows, is_known = _rows(simulations)
-    simulated = sums(rows[is_known == 0] @ novelty.weights[frozen]).ravel()
+    novel = rows[is_known == 0]
+    simulated = sums(novel @ novelty.weights[frozen]).ravel()
     logistic = np.array([1.0, prior.refined_novelty[KNOWN]])
     if len(simulated):
         both, is_known = np.concatenate([known, simulated]), np.repeat([1.0, 0.0], [len(known), len(simulated)])
@@ -133,8 +134,8 @@ def with_refined(
         weights=combined,
         logistic=logistic,
         threshold=np.array([threshold(known, simulated, target, said)]),
-        known=quantiles(known, said),
-        simulated=quantiles(simulated),
+        known=quantiles(known, said, int(left.sum())),
+        simulated=quantiles(simulated, most=len(novel)),
     )
 
 
@@ -145,8 +146,13 @@ def _line(x: Floats, y: Floats, weights: Floats) -> tuple[float, float, Floats]:
     covariance = float(np.average((x - centre_x) * (y - centre_y), weights=weights))
     slope = covariance / variance if variance > 1e-12 else 0.0
     intercept = centre_y - slope * centre_x
-    residuals = quantiles(y - slope * x - intercept, weights)
-    return slope, intercept, np.quantile(residuals, (np.arange(RESIDUALS) + 0.5) / RESIDUALS)
+    residuals = y - slope * x - intercept
+    spread = np.quantile(quantiles(residuals, weights), (np.arange(RESIDUALS) + 0.5) / RESIDUALS)
+    spread -= spread.mean()
+    # The line is fitted to these images, and the quantiles have no tails: residuals of other images are wider.
+    images = float(weights.sum())
+    deviation = np.sqrt(float((weights * residuals**2).sum()) / max(images - 2, 1.0))
+    return slope, intercept, spread * (deviation / max(float(spread.std()), 1e-12))
 
 
 def spread_as_images(scores: Floats, drawn: NDArray[np.bool_]) -> Floats:
@@ -200,11 +206,11 @@ def falling_p_novel(scores: Floats, known: Floats, prior: Floats, strength: Floa
 def threshold(known: Floats, novel: Floats, target: Target, weights: Floats | None = None) -> float:
     """The score below which an image is novel, by conformal quantile.
 
-    Fresh images are below the k-th lowest of n left-out ones with probability k / (n + 1). The threshold is at the
-    place where that is 1 - accept, interpolated between two images: the place before it would accept more, and with
-    few images a multiple of what is asked for would be missed. Before the first place, scores are extrapolated as a
-    normal distribution. `weights` say how many images each stands for, by default one: many near-duplicates of one
-    class would move the place to where other classes are rejected.
+    A fresh image is below the k-th lowest of n left-out ones with probability k / (n + 1). The threshold is at the
+    place where that is 1 - accept, interpolated between two images: the place before it rejects fewer images than
+    asked, with few images far fewer. Before the first place, scores are extrapolated as a normal distribution.
+    `weights` say how many images each stands for, by default one: many near-duplicates of one class would move the
+    place to where other classes are rejected.
     """
     if target.flag is not None and len(novel):
         return float(np.quantile(novel, target.flag, method="higher"))
@@ -213,7 +219,8 @@ def threshold(known: Floats, novel: Floats, target: Target, weights: Floats | No
     place = (1 - target.accept) * (images + 1)
     if place >= 1:
         order = np.argsort(known, kind="stable")
-        return float(np.interp(place, np.cumsum(weights[order]), known[order]))
+        own = weights[order]
+        return float(np.interp(place, np.cumsum(own) - own / 2 + 0.5, known[order]))
     mean = float(np.average(known, weights=weights)) if len(known) else 0.0
     spread = max(float(np.sqrt(np.average((known - mean) ** 2, weights=weights))), 1e-6) if len(known) > 1 else 1.0
     return mean - _normal_quantile(target.accept) * spread * float(np.sqrt(1 + 1 / max(images, 1)))

@@ -2,8 +2,8 @@
 
 The frozen statistics of a class follow from its images at once, so a new class can answer before a network is trained.
 In a provisional version all classes are compared by the same evidence, the frozen one: the rule has the prior's
-weights for it, and none for the networks. The novelty decision weighs frozen evidence in any case; it is fitted as in a
-learned version, on the same images.
+weights for it, and none for the networks. The novelty decision is fitted as that of a learned version without a refined
+feature, on the same images.
 """
 
 from collections.abc import Mapping, Sequence
