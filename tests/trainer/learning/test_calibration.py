@@ -47,6 +47,17 @@ def test_near_duplicates_of_some_classes_do_not_move_the_threshold_to_where_othe
     np.testing.assert_allclose(quantiles(both, np.ones(500)), quantiles(both))
 
 
+def test_parts_of_an_image_set_the_threshold_that_whole_images_set() -> None:
+    """Ten near-duplicates of each of 30 images reject about as many fresh images as the 30 alone: the asked share."""
+    rng = np.random.default_rng(0)
+    shares = []
+    for _ in range(2000):
+        images = rng.random(30)
+        parts = np.repeat(images, 10) + rng.normal(0, 1e-4, 300)
+        shares.append(threshold(parts, np.zeros(0), Target(0.9), np.full(300, 0.1)))
+    assert np.mean(shares) == pytest.approx(0.1, abs=0.01)
+
+
 def test_few_images_with_weights_are_extrapolated_from_what_they_weigh() -> None:
     twice = threshold(np.array([-1.0, 0.0, 1.0, 1.0]), np.zeros(0), Target(0.95), np.array([1, 1, 0.5, 0.5]))
     assert twice == pytest.approx(threshold(np.array([-1.0, 0.0, 1.0]), np.zeros(0), Target(0.95)))

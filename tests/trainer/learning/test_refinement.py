@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import io
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from models.inference.evidence import RefinedScores
+from models.inference.evidence import FrozenScores, RefinedScores
 from models.inference.model import Model
 from models.inference.novelty import FROZEN_SUMMARIES, summaries
 from models.inference.rules import REFINED
@@ -162,13 +162,57 @@ def test_the_threshold_with_the_refined_feature_accepts_the_asked_share_of_held_
     assert with_refined(plain, evidence.frozen, few, scores, simulations, Prior(), target, weights) is plain
 
 
-def test_the_probability_of_being_novel_follows_simulated_novelty() -> None:
-    """Novel images that look far from all classes give a decision that is sure of known ones; near ones do not."""
+@pytest.fixture
+def scored() -> tuple[FrozenScores, RefinedScores]:
+    """Scores of 240 images for 12 classes."""
     rng = np.random.default_rng(0)
-    classes, images = 12, 240
-    frozen = random_evidence(0, [classes], images).frozen
-    refined = RefinedScores(rng.uniform(-1, 1, (images, classes)), rng.uniform(0.5, 10, (images, classes)))
-    everything, weights = np.ones(images, bool), np.ones(images)
+    refined = RefinedScores(rng.uniform(-1, 1, (240, 12)), rng.uniform(0.5, 10, (240, 12)))
+    return random_evidence(0, [12], 240).frozen, refined
+
+
+def test_images_that_cannot_be_left_out_do_not_count(scored: tuple[FrozenScores, RefinedScores]) -> None:
+    frozen, refined = scored
+    held_out = np.arange(240) < 60
+    plain = fit_novelty(frozen, [], Prior(), Target())
+    given = refined.rows(held_out), [], Prior(), Target()
+    missing = FrozenScores(*(getattr(frozen, field.name).copy() for field in fields(frozen)))
+    for field in fields(missing):
+        getattr(missing, field.name)[200:] = np.nan
+    found = with_refined(plain, missing, held_out, *given, np.ones(240))
+    fewer = np.arange(240) < 200
+    np.testing.assert_array_equal(
+        found.threshold, with_refined(plain, frozen.rows(fewer), held_out[:200], *given, np.ones(200)).threshold
+    )
+    assert len(found.known) == 200  # of images, however many scores each has
+    assert len(found.simulated) == 0
+    assert found.logistic.tolist() == [1.0, Prior().refined_novelty["known"]]  # without simulated novelty, the prior's
+
+
+def test_the_threshold_of_the_refined_feature_flags_the_asked_share(
+    scored: tuple[FrozenScores, RefinedScores],
+) -> None:
+    frozen, refined = scored
+    rng, everything = np.random.default_rng(1), np.ones(240, bool)
+    simulations = [(rng.normal(0, 1, (200, 7)), rng.normal(-2, 1, (200, 7)))]
+    plain = fit_novelty(frozen, simulations, Prior(), Target())
+    given = everything, refined, simulations, Prior(), Target(flag=0.8)
+    found = with_refined(plain, frozen, *given, np.ones(240))
+    assert np.mean(found.simulated < found.threshold[0]) == pytest.approx(0.8, abs=0.02)
+
+
+def test_near_duplicates_are_not_held_out_images_enough(scored: tuple[FrozenScores, RefinedScores]) -> None:
+    frozen, refined = scored
+    held_out = np.arange(240) < 2 * LEAST_HELD_OUT
+    plain = fit_novelty(frozen, [], Prior(), Target())
+    given = plain, frozen, held_out, refined.rows(held_out), [], Prior(), Target()
+    assert with_refined(*given, np.where(held_out, 0.4, 1.0)) is plain
+    assert with_refined(*given, np.where(held_out, 0.6, 1.0)) is not plain
+
+
+def test_the_probability_of_being_novel_follows_simulated_novelty(scored: tuple[FrozenScores, RefinedScores]) -> None:
+    """Novel images that look far from all classes give a decision that is sure of known ones; near ones do not."""
+    frozen, refined = scored
+    rng, everything, weights = np.random.default_rng(1), np.ones(240, bool), np.ones(240)
     p_novel = []
     for shift in (-1.0, -6.0):
         simulations = [(rng.normal(0, 1, (200, 7)), rng.normal(shift, 1, (200, 7)))]
