@@ -21,7 +21,8 @@ from models.inference.frozen import FrozenStatistics
 from models.inference.gaussians import Gaussians
 from models.inference.model import Adapters, Head, Model, SharedAdapters, TaskModel
 from models.inference.novelty import SUMMARIES, Novelty
-from models.inference.rules import FROZEN_TERMS, TERMS, Rule
+from models.inference.refined import RefinedFeature
+from models.inference.rules import FROZEN_TERMS, REFINED, TERMS, Rule
 from models.inference.stored_model import model_tensors
 from models.network.backbone import Backbone, open_backbone
 from models.network.export import export
@@ -32,7 +33,7 @@ NETWORKS_PER_IMAGE = 2  # of a transformer, by the cascade
 CLASSES = 5  # per task
 IMAGES = 16  # per class, behind a task's Gaussians
 FROZEN_IMAGES = 8  # per class, behind the frozen statistics: their size does not depend on it
-UNITS = 32  # active bottleneck units per adapter
+UNITS = 32  # active bottleneck units per adapter, also of the refined feature
 EVERYTHING_IS_KNOWN = -1e9  # threshold
 
 
@@ -130,12 +131,13 @@ class MadeVersions:
         ones = (1.0,) * len(tasks)
         d, width = self.backbone.spec.dimensions, 2 * UNITS
         empty = Adapters(*(np.zeros(s, np.float32) for s in ((a, width, d), (a, width), (a, d, width), (a, d))))
-        novelty = Novelty.empty()
+        novelty, refined = Novelty.empty(), self._refined(len(tasks) * CLASSES, rng)
+        terms = TERMS if refined is None else (*TERMS, REFINED)
         model = Model(
             shared=SharedAdapters(empty, np.zeros((a, width), np.float32), np.zeros((a, d), np.float32)),
             tasks=tuple(tasks),
             frozen=FrozenStatistics.empty(frozen.size, frozen.expanded),
-            rule=Rule("fitted", dict.fromkeys(TERMS, 0.5), ones, (0.0,) * len(tasks), cascade),
+            rule=Rule("fitted", dict.fromkeys(terms, 0.5), ones, (0.0,) * len(tasks), cascade),
             novelty=Novelty(
                 novelty.centre,
                 novelty.scale,
@@ -145,5 +147,17 @@ class MadeVersions:
                 np.linspace(-3, 3, 64),
                 np.linspace(-6, 0, 64),
             ),
+            refined=refined,
         )
         return model.with_images(features, expanded, labels)
+
+    def _refined(self, classes: int, rng: np.random.Generator) -> RefinedFeature | None:
+        """The refined feature of a CNN that is cut, as every learned version has one."""
+        if self.backbone.tail is None:
+            return None
+        shapes = {name: tuple(zeros.shape) for name, zeros in self.backbone.tail.zeros(UNITS).items()}
+        tail = {name: (0.01 * rng.standard_normal(shape)).astype(np.float32) for name, shape in shapes.items()}
+        size = self.backbone.spec.dimensions
+        return RefinedFeature(
+            tail, rng.standard_normal((classes, size)).astype(np.float32), np.eye(size, dtype=np.float32)
+        )

@@ -12,8 +12,11 @@ from benchmarks.scaling import learning, made_models, plot
 from benchmarks.scaling.__main__ import arguments
 from benchmarks.scaling.made_models import Configuration, MadeVersions
 from benchmarks.scaling.serving import bars, merged, summarise
+from models.inference.model import Model
 from models.inference.predictor import Predictor
+from models.inference.stored_model import model_tensors
 from tests.support import exported  # registers tiny_test_vit
+from tests.support.tiny_model import features_of, tiny_learner
 
 
 def cell(rate: float, memory: float = 400.0, swap: float = 0.5) -> dict[str, Any]:
@@ -38,6 +41,18 @@ def test_random_versions_answer_and_run_as_many_networks_as_the_cascade_allows(
     assert not any(answer.novel for pair in answers for answer in pair)
     names = [Predictor.open(tmp_path / "data", version, "cpu", 1).model.tasks[-1].classes[0] for version in versions]
     assert names == ["class 2.0", "class 99.0"]
+
+
+def test_random_versions_of_a_cut_cnn_weigh_a_refined_feature(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = tiny_learner(cnn=True, tail=True)
+    monkeypatch.setattr(Configuration, "open", lambda *_: own.backbone)
+    monkeypatch.setattr(made_models, "export", lambda _: {"trunk": b"graph"})
+    models: list[Model] = []
+    monkeypatch.setattr(made_models, "model_tensors", lambda model: (models.append(model), model_tensors(model))[1])
+    MadeVersions(tmp_path / "data", Configuration("tiny", "tiny", 1), None).publish(3)
+    evidence = models[0].evidence(features_of(own, models[0], ["class 0/0", "class 1/0"]))
+    assert models[0].uses_refined
+    assert np.isfinite(models[0].rule.log_scores(evidence)).all()
 
 
 @pytest.mark.parametrize(
