@@ -43,22 +43,22 @@ class Prior(BaseModel):
     # evidence and of the two summaries of the refined one.
     refined_rule: dict[str, float] = Field(
         default_factory=lambda: {
-            "probability": 0.402,
-            "coefficient": 0.008,
-            "task_cosine": 0.028,
-            "frozen_distance": 0.0,
+            "probability": 0.316,
+            "coefficient": 0.0,
+            "task_cosine": 0.0,
+            "frozen_distance": 0.26,
             "frozen_cosine": 0.0,
-            "output_cosine": 0.046,
-            "ridge": 0.59,
-            "refined_cosine": 1.726,
+            "output_cosine": 0.343,
+            "ridge": 0.606,
+            "refined_cosine": 1.137,
         }
     )
     refined_novelty: dict[str, float] = Field(
         default_factory=lambda: {
-            FROZEN: 0.61,
-            "refined_cosine": 0.628,
-            "refined_distance": 0.021,
-            KNOWN: 1.495,
+            FROZEN: 0.463,
+            "refined_cosine": 0.474,
+            "refined_distance": 0.441,
+            KNOWN: 1.362,
         }
     )
     rule_strength: float = Field(10.0, ge=0)  # of a quadratic penalty, against the log-likelihood of all images
