@@ -19,9 +19,10 @@ help: ## show this list
 
 test: system lint imports ## lint, types and every test (creates .venv when it is absent)
 	# Many tests wait for processes: two cores have use for four workers, and for mypy beside them. With several threads
-	# each, torch and BLAS would wait for each other. The tests start many processes: bytecode is compiled once.
+	# each, torch and BLAS would wait for each other; where there are two, they wait passively. The tests start many
+	# processes: bytecode is compiled once.
 	@$(BIN)/mypy & types=$$!; \
-	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 \
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive OPENBLAS_NUM_THREADS=1 \
 		$(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder; tests=$$?; \
 	wait $$types || { echo "The types are wrong: make types" >&2; exit 1; }; \
 	exit $$tests
@@ -31,7 +32,7 @@ FAST := tests/models tests/tasks tests/trainer tests/service tests/openworld --i
 
 lowest: ## the fast tests with the lowest versions of all dependencies that pyproject.toml allows, in .venv-lowest
 	@UV_RESOLUTION=lowest-direct $(MAKE) --no-print-directory VENV=.venv-lowest .venv-lowest/.installed-dev
-	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 .venv-lowest/bin/pytest -n 2 --dist loadfile --no-loadscope-reorder $(FAST)
+	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive OPENBLAS_NUM_THREADS=1 .venv-lowest/bin/pytest -n 2 --dist loadfile --no-loadscope-reorder $(FAST)
 
 # On generated images, or on the image sets in DATA. It fails if a figure drops by more than its spread.
 accuracy: $(DEV) ## the short suite of the accuracy benchmark, in minutes
