@@ -124,9 +124,9 @@ def with_refined(
     simulated = sums(novel @ novelty.weights[frozen]).ravel()
     logistic = np.array([1.0, prior.refined_novelty[KNOWN]])
     if len(simulated):
-        both, is_known = np.concatenate([known, simulated]), np.repeat([1.0, 0.0], [len(known), len(simulated)])
+        both, labels = np.concatenate([known, simulated]), np.repeat([1.0, 0.0], [len(known), len(simulated)])
         weight = PAIR_WEIGHT * left_out.distances.shape[1] ** 2
-        logistic = falling_p_novel(both, is_known, logistic, np.ones(2), weight)
+        logistic = falling_p_novel(both, labels, logistic, np.ones(2), weight)
     return replace(
         novelty,
         centre=centre,
