@@ -71,12 +71,12 @@ def print_report(manifest: Manifest) -> None:
 
 
 def _rule(manifest: Manifest) -> str:
-    """The rule, and why it weighs the networks or does not."""
+    """The rule, and why it weighs what was trained or does not."""
     name, gain = manifest.rule["name"], manifest.metrics.get("networks")
     if gain is None:
         return str(name)
-    with_networks, without = f"{gain['networks']:.3f}", f"{gain['closed_form']:.3f}"
-    return f"{name} (cross-entropy on held-out images {with_networks} with the networks, {without} without)"
+    trained, frozen = f"{gain['networks']:.3f}", f"{gain['closed_form']:.3f}"
+    return f"{name} (cross-entropy on held-out images {trained} with training, {frozen} in closed form)"
 
 
 def estimate(metrics: Mapping[str, Any], classes: int) -> str:

@@ -30,6 +30,7 @@ from models.network.adapted_blocks import TaskTensors
 from models.network.backbone import open_backbone
 from trainer.learning.evaluation import evaluate
 from trainer.learning.learner import Learner
+from trainer.learning.memory import Samples
 from trainer.learning.reproducibility import configure_torch, random_stream
 from trainer.learning.settings import LearnerSettings
 from trainer.learning.tokens import TokenCache
@@ -85,18 +86,18 @@ def run(
     """Learn the stream; `on_task` gets the results of all tasks so far."""
     steps: Steps = {variant.name: [] for variant in variants}
     ran: Ran = {variant.name: [] for variant in variants}
-    parents = [Learner(tokens, settings).empty()]
+    parents = [(Learner(tokens, settings).empty(), Samples())]
     started = time.monotonic()
 
     def on_learned(learning: Learning) -> None:
         learned = learning.learned
         for variant in variants:
             own, rng = variant.settings(settings), random_stream(settings.seed, "cascade", len(parents))
-            model, verdict = evaluate(tokens, parents[-1], learned.model, learned.samples, own, rng)
+            model, verdict = evaluate(tokens, *parents[-1], learned.model, learned.samples, own, rng)
             evidence = model.evidence(learning.test)
             steps[variant.name].append(answered(model, evidence, verdict.accuracy, verdict.novelty_auc))
             ran[variant.name].append(_networks_per_image(model, evidence.ran))
-        parents.append(learned.model)
+        parents.append((learned.model, learned.samples))
         print(f"task {len(parents) - 1}: {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
         on_task(steps, ran)
 

@@ -27,13 +27,12 @@ from benchmarks.accuracy.prior import Version, fit_conditional_logit, fit_log_od
 from benchmarks.accuracy.streams import ALL_SETS, LITE0
 from models.inference.evidence import Floats
 from models.inference.novelty import FROZEN_SUMMARIES, REFINED_SUMMARIES, frozen_summaries, refined_summaries
-from models.inference.rules import REFINED, TERMS
+from models.inference.rules import REFINED_TERMS
 from trainer.learning.prior import FROZEN, KNOWN, Prior
 from trainer.learning.reproducibility import configure_torch
 from trainer.learning.settings import LearnerSettings
 
 PER_CLASS = (5, 20)
-NAMES = (*TERMS, REFINED)
 INPUTS = (FROZEN, *REFINED_SUMMARIES)
 ONLY_FROZEN = {FROZEN: 1.0, **dict.fromkeys(REFINED_SUMMARIES, 0.0), KNOWN: 0.0}
 
@@ -68,7 +67,7 @@ def _version(learning: Learning, labels: NDArray[np.int64]) -> Version | None:
     if evidence.refined is None:
         return None
     known, novelty, frozen = labels < len(model.classes), model.novelty, len(FROZEN_SUMMARIES)
-    terms = standardised_terms(evidence, NAMES, known)
+    terms = standardised_terms(evidence, REFINED_TERMS, known)
     if not novelty.centre[frozen:-1].any():  # too few held-out images to standardise the refined summaries
         return Version(terms, labels[known], np.zeros((0, len(INPUTS))), np.zeros(0, bool))
     summaries = np.concatenate([frozen_summaries(evidence.frozen), refined_summaries(evidence.refined)], axis=1)
@@ -84,7 +83,7 @@ def refined_priors(found: Mapping[str, Collected]) -> dict[str, Any]:
     for name, without in left_out.items():
         used = [version for data, own in found.items() if data != without for version in own.versions]
         out[name] = {
-            "refined_rule": fit_conditional_logit(used, NAMES),
+            "refined_rule": fit_conditional_logit(used, REFINED_TERMS),
             "refined_novelty": fit_log_odds(used, INPUTS),
         }
     return out

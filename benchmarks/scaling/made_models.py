@@ -22,7 +22,7 @@ from models.inference.gaussians import Gaussians
 from models.inference.model import Adapters, Head, Model, SharedAdapters, TaskModel
 from models.inference.novelty import SUMMARIES, Novelty
 from models.inference.refined import RefinedFeature
-from models.inference.rules import FROZEN_TERMS, REFINED, TERMS, Rule
+from models.inference.rules import FROZEN_TERMS, REFINED_TERMS, TERMS, Rule
 from models.inference.stored_model import model_tensors
 from models.network.backbone import Backbone, open_backbone
 from models.network.export import export
@@ -132,7 +132,7 @@ class MadeVersions:
         d, width = self.backbone.spec.dimensions, 2 * UNITS
         empty = Adapters(*(np.zeros(s, np.float32) for s in ((a, width, d), (a, width), (a, d, width), (a, d))))
         novelty, refined = Novelty.empty(), self._refined(len(tasks) * CLASSES, rng)
-        terms = TERMS if refined is None else (*TERMS, REFINED)
+        terms = TERMS if refined is None else REFINED_TERMS  # the rule with a refined feature runs no network
         model = Model(
             shared=SharedAdapters(empty, np.zeros((a, width), np.float32), np.zeros((a, d), np.float32)),
             tasks=tuple(tasks),

@@ -19,7 +19,7 @@ from models.inference.novelty import Novelty
 from models.inference.one_token import OneTokenNetworks, TaskArrays
 from models.inference.refined import RefinedFeature
 from models.inference.rotations import TurnedHeads
-from models.inference.rules import Rule, frozen_evidence
+from models.inference.rules import Rule, without_networks
 from models.inference.shared_adapters import Adapters, AdapterUpdate, SharedAdapters
 from models.inference.stacked import StackedScores
 from models.inference.supermask import Supermask
@@ -198,7 +198,7 @@ class Model:
         if self.refined is not None and features.refined is not None:
             refined = self.refined.scores(features.refined)
         if not self.rule.uses_networks:
-            return replace(frozen_evidence(self.rule, self.counts, frozen), refined=refined)
+            return without_networks(self.rule, self.counts, frozen, refined)
         evidence = replace(self._scores.evidence(np.asarray(features.tasks, np.float32), frozen), refined=refined)
         if features.turned is not None:
             logits = self._turned_heads.ensemble(evidence.class_logits, features.turned)

@@ -14,26 +14,25 @@ from functools import cached_property
 import numpy as np
 
 from models.inference.evidence import Array, Floats, RefinedScores, cosine, distance
-from models.inference.frozen import FrozenStatistics, Labels
+from models.inference.frozen import FrozenStatistics
 from models.versions.manifest import FileEntry
 
 TAIL = "tail."  # the prefix of the adapters among the tensors of a stored feature
+Tensors = Mapping[str, Array]
 
 
 @dataclass(frozen=True, eq=False)
 class RefinedFeature:
     """The adapters of the tail, and the statistics of all classes under them."""
 
-    tail: Mapping[str, Array]  # by name, as the inputs of the graph `tail`
+    tail: Tensors  # by name, as the inputs of the graph `tail`
     means: Array  # (C, r)
     whitening: Array  # (r, r), rows @ whitening.T have the identity as covariance
     entry: FileEntry | None = None  # the content that it was read from
 
     @classmethod
-    def fit(cls, tail: Mapping[str, Array], features: Array, labels: Labels, classes: int) -> RefinedFeature:
-        """From the outputs of the tail for images of every class: (n, r)."""
-        rows, nothing = scaled(features), np.zeros((len(features), 1), np.float32)
-        statistics = FrozenStatistics.empty(rows.shape[1], 1).with_images(rows, nothing, labels, classes)
+    def of(cls, tail: Tensors, statistics: FrozenStatistics) -> RefinedFeature:
+        """From the statistics of scaled outputs of the tail, for images of every class."""
         return cls(tail, statistics.means.astype(np.float32), statistics.whitening)
 
     def scores(self, features: Array) -> RefinedScores:
@@ -57,7 +56,7 @@ class RefinedFeature:
         return out | {"means": self.means, "whitening": self.whitening}
 
     @classmethod
-    def from_tensors(cls, tensors: Mapping[str, Array], entry: FileEntry) -> RefinedFeature:
+    def from_tensors(cls, tensors: Tensors, entry: FileEntry) -> RefinedFeature:
         tail = {name.removeprefix(TAIL): tensor for name, tensor in tensors.items() if name.startswith(TAIL)}
         return cls(tail, tensors["means"], tensors["whitening"], entry)
 

@@ -2,7 +2,8 @@
 
 The coefficient s_{k,y} is a weighted sum of evidence. In the paper's rule it is the largest inverse Mahalanobis
 distance to a class of task k. In the fitted rule it also looks at the frozen evidence of class y. A version records the
-weights; only their ratios matter for the argmax, so the weight of log p need not be 1.
+weights; only their ratios matter for the argmax, so the weight of log p need not be 1. Rules without networks, the
+closed form and the refined rule, take p(y | x, k) from the terms that they weigh (`without_networks`).
 
 A head without `ood` says nothing about other tasks in log p(y | x, k). Its rule weighs the logits themselves, as the
 paper's rule of HAT+CSI and Sup+CSI does: the argmax over the concatenated outputs of all tasks (Eq. cil_pred).
@@ -19,13 +20,21 @@ from typing import Any
 import numpy as np
 
 from models.inference.cascade import Cascade
-from models.inference.evidence import Evidence, Floats, FrozenScores, log_coefficients, log_probabilities
+from models.inference.evidence import (
+    Evidence,
+    Floats,
+    FrozenScores,
+    RefinedScores,
+    log_coefficients,
+    log_probabilities,
+)
 
 LOGIT = "logit"
 REFINED = "refined_cosine"  # of versions with a refined feature (refined.py)
-NETWORK_TERMS = ("probability", "coefficient", "task_cosine", LOGIT, REFINED)
+NETWORK_TERMS = ("probability", "coefficient", "task_cosine", LOGIT)
 FROZEN_TERMS = ("frozen_distance", "frozen_cosine", "output_cosine", "ridge")
 TERMS = (*NETWORK_TERMS[:3], *FROZEN_TERMS)  # of a fitted rule
+REFINED_TERMS = (*FROZEN_TERMS, REFINED)  # of a refined rule
 TERMS_WITHOUT_OOD = (LOGIT, *TERMS[1:])  # where heads have no `ood`
 PAPER = {"probability": 1.0, "coefficient": 1.0}
 PAPER_WITHOUT_OOD = {LOGIT: 1.0}
@@ -44,7 +53,7 @@ class Rule:
 
     @property
     def uses_networks(self) -> bool:
-        """Whether any evidence of learned networks counts; that of a provisional version does not."""
+        """Whether any evidence of the tasks' networks counts; that of a provisional version does not."""
         return any(self.weights.get(name) for name in NETWORK_TERMS)
 
     @property
@@ -60,7 +69,7 @@ class Rule:
                 total += weight * term(evidence, name, self.scales)
         if self.shifts:
             total += evidence.per_class(np.array(self.shifts))
-        if evidence.ran is None:
+        if evidence.ran is None or not self.uses_networks:
             return total
         # Where no network ran, there is no output to calibrate either.
         some = evidence.ran.any(axis=1, keepdims=True)
@@ -92,12 +101,16 @@ class Rule:
         )
 
 
-def frozen_evidence(rule: Rule, counts: tuple[int, ...], frozen: FrozenScores) -> Evidence:
+def without_networks(
+    rule: Rule, counts: tuple[int, ...], frozen: FrozenScores, refined: RefinedScores | None = None
+) -> Evidence:
     """The evidence without networks: the frozen feature takes the place of every task's own.
 
-    p(y | x, k) is the softmax of the rule's frozen scores over the classes of task k, without `ood`.
+    p(y | x, k) is the softmax of the rule's scores over the classes of task k, without `ood`.
     """
     scores = rule.frozen_scores(frozen)
+    if refined is not None:
+        scores = scores + rule.weights.get(REFINED, 0.0) * refined.cosines
     nothing = (len(scores), len(counts))
     return Evidence(
         counts,
@@ -108,6 +121,7 @@ def frozen_evidence(rule: Rule, counts: tuple[int, ...], frozen: FrozenScores) -
         frozen=frozen,
         ran=np.zeros(nothing, bool),
         has_ood=False,
+        refined=refined,
     )
 
 

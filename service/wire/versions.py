@@ -112,13 +112,14 @@ class TaskReport(BaseModel):
 
 
 class NetworkGain(BaseModel):
-    """What the tasks' networks add to the class decision: mean cross-entropies on held-out images, cross-validated.
+    """What training adds to the class decision: mean cross-entropies on held-out images, cross-validated.
 
-    The networks count if theirs is lower; those of a transformer unless it is higher by more than the error.
+    A CNN's networks count if theirs is lower; a transformer's, and a CNN's refined feature, unless it is higher by more
+    than two errors.
     """
 
     closed_form: float = Field(description="with the frozen backbone's evidence only")
-    networks: float = Field(description="with the networks' evidence")
+    networks: float = Field(description="with the evidence of the networks or of the refined feature")
     error: float = Field(description="the standard error of the difference")
 
 
@@ -137,7 +138,7 @@ class VersionDetail(BaseModel):
     aliases: dict[str, str | None] = Field(description="merged classes, and retired ones (null)")
     accuracy: Accuracy = None
     novelty_auc: NoveltyAuc = None
-    rule: str = Field(description="fitted, paper, provisional, or closed form: the networks do not pay")
+    rule: str = Field(description="fitted, refined, paper, provisional, or closed form: training does not pay")
     networks: NetworkGain | None = Field(None, description="the comparison behind it; null if there was none")
     weights: dict[str, float] = Field(description="the weights of the rule, by the name of the evidence")
     novelty_weights: dict[str, float] = Field(

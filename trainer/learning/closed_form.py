@@ -1,9 +1,11 @@
-"""The class decision without networks, and whether the networks' evidence improves on it.
+"""The class decision without networks, in closed form or with the refined feature, and whether training paid.
 
 A network that saw tens of images per class may know no more than the frozen feature that it starts from. Its evidence
-then adds noise only, and a version that answers in closed form is better and costs less per image.
+then adds noise only, and a version that answers in closed form is better and costs less per image. For the same reason
+a rule with a refined feature weighs no network: beside it, the networks of a CNN's tasks know nothing more.
 """
 
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -11,12 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.inference.evidence import Array, Evidence, Floats, FrozenScores, log_softmax
-from models.inference.rules import FROZEN_TERMS, Rule
+from models.inference.rules import FROZEN_TERMS, REFINED_TERMS, Rule, term
 from trainer.learning.advice import frozen_rule
 from trainer.learning.prior import Prior
 from trainer.learning.rule_fit import fit_rule, mean_deviations, prior_weights
 
 NAME = "closed form"
+REFINED_NAME = "refined"
 FOLDS = 2  # every fold costs another fit of the rule
 CLEARLY = 2.0  # standard errors
 NEWTON_STEPS = 20
@@ -28,11 +31,11 @@ class NetworkGain:
     """The mean cross-entropy of both rules on held-out images, each image under weights that were fitted without it."""
 
     closed_form: float
-    networks: float
+    networks: float  # of all tasks, or of the refined feature where there is one
     error: float  # the standard error of the difference
 
     def pays(self, pooled_only: bool) -> bool:
-        """Whether the networks count.
+        """Whether what was trained counts.
 
         Those that see nothing but a CNN's pooled feature must be better. To ask for more, a whole error, would lose
         accuracy: errors are as large. A transformer's with all blocks adapted, and a CNN's refined feature, improved on
@@ -56,14 +59,45 @@ def fit_closed_form(left_out: FrozenScores, columns: NDArray[np.int64], prior: P
     if len(own) == 0 or known.ridge.shape[1] < 2:
         return start
     terms = [known.term(name) for name in FROZEN_TERMS]
-    deviation = mean_deviations(terms)
-    scale = np.where(deviation > 1e-9, deviation, 1.0)
+    scale = _scale(terms)
     centre, first = (np.array([rule.weights[name] for name in FROZEN_TERMS]) * scale for rule in (start, near or start))
-    scaled = np.stack([term / by for term, by in zip(terms, scale, strict=True)])
+    weights = _fitted(terms, scale, own, centre, first, prior.rule_strength)
+    return Rule(NAME, dict(zip(FROZEN_TERMS, weights.tolist(), strict=True)))
+
+
+def fit_refined(evidence: Evidence, columns: NDArray[np.int64], prior: Prior, near: Rule | None = None) -> Rule:
+    """The weights of the frozen terms and of the refined feature with the least cross-entropy on n held-out images.
+
+    The prior's weights are for evidence with a deviation of 1 over the classes of an image.
+    """
+    terms = [term(evidence, name) for name in REFINED_TERMS]
+    scale, centre = _scale(terms), np.array([prior.refined_rule[name] for name in REFINED_TERMS])
+    weights = centre / scale
+    if len(columns) and terms[0].shape[1] > 1:
+        first = centre if near is None else np.array([near.weights[name] for name in REFINED_TERMS]) * scale
+        weights = _fitted(terms, scale, columns, centre, first, prior.rule_strength)
+    return Rule(REFINED_NAME, dict(zip(REFINED_TERMS, weights.tolist(), strict=True)))
+
+
+def fit_trained(evidence: Evidence, columns: NDArray[np.int64], prior: Prior, near: Rule | None = None) -> Rule:
+    """The rule that weighs what was trained: the refined feature if there is one, otherwise the tasks' networks."""
+    fit = fit_rule if evidence.refined is None else fit_refined
+    return fit(evidence, columns, prior, near)
+
+
+def _scale(terms: Sequence[Floats]) -> Floats:
+    deviation = mean_deviations(terms)
+    return np.where(deviation > 1e-9, deviation, 1.0)
+
+
+def _fitted(
+    terms: Sequence[Floats], scale: Floats, columns: NDArray[np.int64], centre: Floats, start: Floats, strength: float
+) -> Floats:
+    """The weights of terms (n, C) as they are; `centre` and `start` are for terms that are divided by `scale`."""
+    scaled = np.stack([own / by for own, by in zip(terms, scale, strict=True)])
     # That changes no softmax, and float32 keeps more digits of the differences.
     scaled = (scaled - scaled.mean(axis=2, keepdims=True)).astype(np.float32)
-    weights = np.maximum(_least_cross_entropy(scaled, own, centre, first, prior.rule_strength), 0.0) / scale
-    return Rule(NAME, dict(zip(FROZEN_TERMS, weights.tolist(), strict=True)))
+    return np.maximum(_least_cross_entropy(scaled, columns, centre, start, strength), 0.0) / scale
 
 
 def _least_cross_entropy(
@@ -104,13 +138,14 @@ def network_gain(
 ) -> NetworkGain | None:
     """Compare both rules by cross-validation over the held-out images, which no network has seen.
 
-    None if there is one image only, or if no network ran for any. `evidence` is theirs; `held_out` says which of the
-    left-out images, of classes `columns`, they are. The closed form is fitted on all left-out images of the other
-    folds: it does not need images that the networks have not seen. `closed_form` and `fitted` are the rules of all
-    images.
+    None if there is one image only, or if nothing that was trained ran for any. `evidence` is theirs; `held_out` says
+    which of the left-out images, of classes `columns`, they are. The closed form is fitted on all left-out images of
+    the other folds: it does not need images that the networks have not seen. `closed_form` and `fitted` are the rules
+    of all images.
     """
     places = np.flatnonzero(held_out)
-    if len(places) < FOLDS or (evidence.ran is not None and not evidence.ran.any()):
+    none_ran = evidence.refined is None and evidence.ran is not None and not evidence.ran.any()
+    if len(places) < FOLDS or none_ran:
         return None
     fold = np.full(len(columns), -1)
     fold[places] = rng.permutation(np.arange(len(places)) % FOLDS)
@@ -121,7 +156,7 @@ def network_gain(
         inside, own = fold[places] == k, fold == k
         rules = (
             fit_closed_form(left_out.rows(~own), columns[~own], prior, closed_form),
-            fit_rule(evidence.rows(~inside), columns[places[~inside]], prior, fitted),
+            fit_trained(evidence.rows(~inside), columns[places[~inside]], prior, fitted),
         )
         for row, rule in zip(losses, rules, strict=True):
             shares = log_softmax(rule.log_scores(evidence.rows(inside)))

@@ -7,22 +7,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.inference.cascade import Cascade, Chosen
-from models.inference.evidence import Features, Floats, FrozenScores, RefinedScores
+from models.inference.evidence import Evidence, Features, Floats, FrozenScores
 from models.inference.model import Model
 from models.inference.novelty import FROZEN_SUMMARIES, Novelty
-from models.inference.refined import RefinedFeature
-from models.inference.rules import PAPER, PAPER_WITHOUT_OOD, Rule
+from models.inference.rules import PAPER, PAPER_WITHOUT_OOD, Rule, without_networks
 from models.network.adapted_blocks import tensors_of
 from trainer.learning.advice import advise, frozen_rule
 from trainer.learning.cascade_fit import fit_cascade
-from trainer.learning.closed_form import NetworkGain, fit_closed_form, network_gain
+from trainer.learning.closed_form import NetworkGain, fit_closed_form, fit_trained, network_gain
 from trainer.learning.forward_passes import turned_view
 from trainer.learning.gate import Verdict, auc, judge
 from trainer.learning.left_out_evidence import left_out_evidence
 from trainer.learning.memory import Samples, spread_over_classes
 from trainer.learning.methods import method_of
 from trainer.learning.novelty_fit import Target, fit_novelty, paper_novelty, with_refined
-from trainer.learning.rule_fit import fit_outputs, fit_rule
+from trainer.learning.refined_statistics import left_out_refined
+from trainer.learning.rule_fit import fit_outputs
 from trainer.learning.settings import LearnerSettings
 from trainer.learning.tokens import TokenCache
 
@@ -30,39 +30,40 @@ from trainer.learning.tokens import TokenCache
 def evaluate(
     tokens: TokenCache,
     parent: Model,
+    parent_samples: Samples,
     model: Model,
     samples: Samples,
     settings: LearnerSettings,
     rng: np.random.Generator,
 ) -> tuple[Model, Verdict]:
-    """The model with its decisions, and the gate's verdict.
+    """The model with its decisions, and the gate's verdict; `samples` are kept with each of both models.
 
-    Which class is fitted on held-out images, because the networks have seen all others; if the networks do not pay,
-    the version answers in closed form. Whether novel is fitted on all kept images: it weighs frozen evidence, and of
-    the refined feature what follows from that.
+    Which class is fitted on held-out images, because training has seen all others: it weighs the refined feature or, if
+    there is none, the tasks' networks. If they do not pay, the version answers in closed form. Whether novel is fitted
+    on all kept images: it weighs frozen evidence, and of the refined feature what follows from that.
     """
     known = left_out_evidence(tokens, model, samples, settings)
     labels, kept, left_out = known.labels, known.kept, known.scores
     keys, columns = list(labels), kept.columns
-    held_out = {sample.key for sample in samples.held_out}
+    prior, held_out = settings.recipe.prior, {sample.key for sample in samples.held_out}
     left = ~np.isnan(left_out.ridge).any(axis=1)
     fitted_on = _few_of_each_class(labels, held_out, settings)
     rows = left & np.array([key in fitted_on for key in keys], bool)
     if not rows.any():  # no class has an image to spare: those that the networks have seen must do
         rows, model = left, replace(model, refined=None)  # the refined feature has seen too much of them
-    held_keys = [key for key, row in zip(keys, rows, strict=True) if row]
+    held_keys = _chosen(keys, rows)
     scores = left_out.rows(rows)
     cascade = _cascade(tokens, model, left_out, columns, settings)
     rotations = settings.rotations if method_of(settings).rotates and not settings.draws else 1
-    model = replace(model, rule=Rule(cascade=cascade))
+    # Until the rule is fitted, one that weighs the same evidence.
+    model = replace(model, rule=Rule(cascade=cascade) if model.refined is None else Rule(weights=prior.refined_rule))
     ran = cascade.choose(scores, model.counts) if cascade else None
     # The parent's statistics hold these images too: the new ones, without the new classes, stand for them.
     before_scores = scores.first_classes(len(parent.classes))
     ran_before = parent.networks_to_run(before_scores) if parent.tasks else None
     if ran is None and ran_before is None and rotations == parent.rule.rotations == 1:
-        of = tokens.features_of_all
-        after = tokens.scored.evidence(model, held_keys, scores, of)
-        before = tokens.scored.evidence(parent, held_keys, before_scores, of) if parent.tasks else None
+        after = _evidence(tokens, model, held_keys, scores)
+        before = _evidence(tokens, parent, held_keys, before_scores) if parent.tasks else None
     else:
         needed = _needed(model, ran, parent, ran_before, len(held_keys))
         upright, *turned = (
@@ -72,15 +73,16 @@ def evaluate(
         features = Features(upright, *frozen, ran, np.stack(turned) if turned else None)
         after = model.evidence(features, scores)
         before = parent.evidence(_of_parent(features, parent, ran_before), before_scores) if parent.tasks else None
+    given = held_keys, kept.likeness[rows], settings, rng
     if model.refined is not None:
-        after = replace(after, refined=_refined_scores(tokens, model.refined, held_keys))
-    if before is not None and parent.refined is not None and parent.uses_refined:
-        before = replace(before, refined=_refined_scores(tokens, parent.refined, held_keys))
+        after = replace(after, refined=left_out_refined(tokens, model, samples, *given))
+    if before is not None and parent.uses_refined:
+        before = replace(before, refined=left_out_refined(tokens, parent, parent_samples, *given))
     target = Target(settings.accept, settings.flag)
     novelty_auc: float | None
     gain: NetworkGain | None = None
     closed_form: Rule | None = None
-    fitted = replace(fit_rule(after, columns[rows], settings.recipe.prior), cascade=cascade, rotations=rotations)
+    fitted = replace(fit_trained(after, columns[rows], prior), cascade=cascade, rotations=rotations)
     rule = fitted
     if settings.rule != "fitted":
         weights = PAPER if after.has_ood else PAPER_WITHOUT_OOD
@@ -95,7 +97,6 @@ def evaluate(
         novelty = paper_novelty(rule, after.rows(images), columns[rows][images], target)
         novelty_auc = auc(novelty.known, novelty.simulated)
     else:
-        prior = settings.recipe.prior
         closed_form = fit_closed_form(left_out, columns, prior)
         if settings.recipe.networks == "if they pay":
             if not settings.draws:  # networks have seen the images that draws come from
@@ -130,6 +131,13 @@ def _cascade(
     return fit_cascade(left_out, columns, model.counts, recipe.prior, most, *shares)
 
 
+def _evidence(tokens: TokenCache, model: Model, keys: Sequence[str], frozen: FrozenScores) -> Evidence:
+    """Of images with these frozen scores, with the networks of all tasks if the rule weighs them."""
+    if not model.rule.uses_networks:
+        return without_networks(model.rule, model.counts, frozen)
+    return tokens.scored.evidence(model, keys, frozen, tokens.features_of_all)
+
+
 def _needed(model: Model, ran: Chosen | None, parent: Model, ran_before: Chosen | None, images: int) -> Chosen:
     """The networks that run for an image under the new version or under its parent: (n, T)."""
     everything = np.ones((images, len(model.tasks)), bool)
@@ -158,13 +166,12 @@ def _task_features(
         return tokens.features_of_all(keys, model.tasks, view=view)
     out = np.zeros((*needed.T.shape, tokens.backbone.spec.dimensions), np.float32)
     for own, rows, task in zip(out, needed.T, model.tasks, strict=True):
-        chosen = [key for key, row in zip(keys, rows, strict=True) if row]
-        own[rows] = tokens.features(chosen, tensors_of(task), view=view)
+        own[rows] = tokens.features(_chosen(keys, rows), tensors_of(task), view=view)
     return out
 
 
-def _refined_scores(tokens: TokenCache, refined: RefinedFeature, keys: Sequence[str]) -> RefinedScores:
-    return refined.scores(tokens.refined(keys, refined.tail))
+def _chosen(keys: Sequence[str], rows: NDArray[np.bool_]) -> list[str]:
+    return [key for key, row in zip(keys, rows, strict=True) if row]
 
 
 def _few_of_each_class(labels: Mapping[str, str], held_out: Container[str], settings: LearnerSettings) -> set[str]:

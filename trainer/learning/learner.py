@@ -106,10 +106,10 @@ class Learner:
         # The refined feature, of the classes of all tasks
         refined = None
         if refines(self.tokens, self.settings):
-            refined = refined_feature(self.tokens, model, kept.memory, self.settings, progress)
+            refined = refined_feature(self.tokens, model, kept, self.settings, progress)
         model = replace(model, refined=refined)
         # The two decisions, and the gate
-        model, verdict = evaluate(self.tokens, parent, model, kept, self.settings, rng)
+        model, verdict = evaluate(self.tokens, parent, samples, model, kept, self.settings, rng)
         progress.report("evaluating", 1, 1, len(kept.held_out) * len(model.tasks))
         return Learned(model, kept.hashes_only() if self.settings.draws else kept, verdict, new_head)
 

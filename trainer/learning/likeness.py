@@ -63,11 +63,16 @@ def independent_weights(features: NDArray[np.floating], labels: NDArray[np.integ
 
 
 def assign_folds(
-    labels: Sequence[int] | NDArray[np.integer], groups: NDArray[np.integer], count: int, rng: np.random.Generator
+    labels: Sequence[int] | NDArray[np.integer],
+    groups: NDArray[np.integer],
+    count: int,
+    rng: np.random.Generator,
+    counts: NDArray[np.integer] | None = None,
 ) -> NDArray[np.int64]:
     """The fold of each image: groups stay together, the images of a class are spread evenly, no fold holds all.
 
-    The only group of a class is in no fold (-1): without it the class would be gone.
+    The only group of a class is in no fold (-1): without it the class would be gone. `counts` are the images of each
+    class (C,), by default those at hand.
     """
     labels = np.asarray(labels)
     folds = np.full(len(labels), -1, np.int64)
@@ -77,7 +82,7 @@ def assign_folds(
     members = dict(zip(found.tolist(), np.split(np.argsort(groups, kind="stable"), first[1:]), strict=True))
     for label in np.unique(labels):
         own = np.unique(groups[labels == label])
-        if len(own) < 2:
+        if len(own) < 2 and (counts is None or counts[label] == len(members[int(own[0])])):
             continue
         sizes = np.zeros(count, np.int64)
         start = rng.permutation(count)

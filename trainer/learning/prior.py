@@ -39,25 +39,22 @@ class Prior(BaseModel):
             KNOWN: 0.927,
         }
     )
-    # Where the refined feature counts: the rule with its term, and the novelty score, a sum of that of the frozen
-    # evidence and of the two summaries of the refined one.
+    # Where the refined feature counts: the rule of the frozen terms and its own, and the novelty score, a sum of the
+    # frozen evidence's and of the two summaries of the refined feature.
     refined_rule: dict[str, float] = Field(
         default_factory=lambda: {
-            "probability": 0.316,
-            "coefficient": 0.0,
-            "task_cosine": 0.0,
-            "frozen_distance": 0.26,
+            "frozen_distance": 0.203,
             "frozen_cosine": 0.0,
-            "output_cosine": 0.343,
-            "ridge": 0.606,
-            "refined_cosine": 1.137,
+            "output_cosine": 0.0,
+            "ridge": 0.562,
+            "refined_cosine": 1.836,
         }
     )
     refined_novelty: dict[str, float] = Field(
         default_factory=lambda: {
-            FROZEN: 0.463,
-            "refined_cosine": 0.474,
-            "refined_distance": 0.441,
+            FROZEN: 0.31,
+            "refined_cosine": 0.775,
+            "refined_distance": 0.416,
             KNOWN: 1.362,
         }
     )

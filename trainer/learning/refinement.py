@@ -2,12 +2,13 @@
 
 The adapters start as the identity, and the classifier at its optimum on the frozen feature: training starts at the
 closed form. A start at the parent's adapters trains longer on the same images; that separates the learned classes
-better, and novel images worse. Held-out images are never trained on, so both decisions can be fitted on them. The work
-has a bound: it does not grow with the number of classes.
+better, and novel images worse. Held-out images are never trained on, so both decisions can be fitted on them; they are
+in the statistics of their classes (refined_statistics.py). The work has a bound: it does not grow with the number of
+classes.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 import torch
@@ -20,8 +21,9 @@ from models.inference.refined import RefinedFeature
 from models.network.tail import Tail
 from trainer.learning.adapter_units import truncated_normal
 from trainer.learning.head_solver import solved_head
-from trainer.learning.memory import spread_over_classes
+from trainer.learning.memory import Samples, spread_over_classes
 from trainer.learning.progress import Progress
+from trainer.learning.refined_statistics import RefinedStatistics
 from trainer.learning.reproducibility import random_stream, torch_threads
 from trainer.learning.settings import LearnerSettings
 from trainer.learning.tokens import TokenCache
@@ -43,10 +45,10 @@ def image_passes(images: int, settings: LearnerSettings) -> int:
 
 
 def refined_feature(
-    tokens: TokenCache, model: Model, memory: Mapping[str, Sequence[str]], settings: LearnerSettings, progress: Progress
+    tokens: TokenCache, model: Model, samples: Samples, settings: LearnerSettings, progress: Progress
 ) -> RefinedFeature | None:
     """The refined feature of the model's classes, from their kept images; None if a class has none left."""
-    chosen = spread_over_classes(memory, settings.recipe.refined_images)
+    chosen = spread_over_classes(samples.memory, settings.recipe.refined_images)
     if tokens.backbone.tail is None or not all(chosen.get(name) for name in model.classes):
         return None
     keys = [key for name in model.classes for key in chosen[name]]
@@ -62,7 +64,8 @@ def refined_feature(
     with torch_threads(THREADS):
         _train(tokens.backbone.tail.eval(), trained, weight, bias, maps, labels, settings, rng, progress)
     tail = {name: tensor.detach().cpu().numpy() for name, tensor in trained.items()}
-    return RefinedFeature.fit(tail, tokens.refined(keys, tail), labels, len(model.classes))
+    statistics = RefinedStatistics.of(tokens, tail, model.classes, samples, settings)
+    return None if statistics is None else statistics.feature
 
 
 def _train(

@@ -1,4 +1,4 @@
-"""Fit which class: the weights of a version's rule, on images that were left out.
+"""Fit which class where the networks count: the weights of a version's rule, on images that were left out.
 
 The fit is drawn toward a prior, because the first tasks have few classes and images. `benchmarks.accuracy.prior`
 computes the priors of both decisions on training images of several data sets.
@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from models.inference.evidence import Evidence, Floats, FrozenScores
-from models.inference.rules import FROZEN_TERMS, LOGIT, REFINED, TERMS, TERMS_WITHOUT_OOD, Rule, term
+from models.inference.rules import FROZEN_TERMS, LOGIT, TERMS, TERMS_WITHOUT_OOD, Rule, term
 from trainer.learning.prior import Prior
 
 OUTPUTS = ("probability", LOGIT)  # the terms that alpha_k scales
@@ -30,12 +30,11 @@ def fit_rule(evidence: Evidence, columns: NDArray[np.int64], prior: Prior, near:
     the classes of an image, so that a prior holds for any number of classes and any backbone.
     """
     tasks = len(evidence.counts)
-    names = [*(TERMS if evidence.has_ood else TERMS_WITHOUT_OOD), *([REFINED] if evidence.refined else [])]
+    names = TERMS if evidence.has_ood else TERMS_WITHOUT_OOD
     terms = np.stack([term(evidence, name) for name in names], axis=2)  # (n, C, terms)
     scale = _deviation(terms, evidence)
     # The logits have the prior of the probability.
-    expected = prior.refined_rule if evidence.refined else prior.rule
-    start = np.array([expected["probability" if name == LOGIT else name] for name in names])
+    start = np.array([prior.rule["probability" if name == LOGIT else name] for name in names])
     if len(columns) == 0 or terms.shape[1] < 2:
         return _rule(names, start / scale, np.ones(tasks), np.zeros(tasks))
     # Classes first, (C, n) per term: sums over the classes of an image or of a task then run over whole rows.

@@ -4,6 +4,7 @@ import math
 from dataclasses import fields
 
 import numpy as np
+from numpy.typing import NDArray
 
 from models.inference.evidence import Floats, FrozenScores
 from models.inference.novelty import frozen_summaries
@@ -17,14 +18,18 @@ CLASS_GROUPS = 4  # a quarter of the classes is left out in turn
 NONE = np.zeros(0, np.int64)
 
 
-def left_out_scores(kept: LeaveOut, rng: np.random.Generator) -> FrozenScores:
+def left_out_scores(
+    kept: LeaveOut, rng: np.random.Generator, likeness: NDArray[np.int64] | None = None
+) -> FrozenScores:
     """The frozen scores of every kept image without its fold: (n, C).
 
-    An image whose class has no other one is not left out. NaN marks its row.
+    An image whose class has no other one is not left out. NaN marks its row. `likeness` groups, by default those of the
+    features, stay together.
     """
     at_hand = len(kept.columns) / int(kept.statistics.counts.sum())
     count = max(LEAST_FOLDS, math.ceil(FOLDS * at_hand))
-    folds = assign_folds(kept.columns, kept.likeness, count, rng)
+    groups = kept.likeness if likeness is None else likeness
+    folds = assign_folds(kept.columns, groups, count, rng, kept.statistics.counts)
     shape = (len(kept.columns), len(kept.statistics.counts))
     out = FrozenScores(*(np.full(shape, np.nan) for _ in fields(FrozenScores)))
     used = np.unique(folds[folds >= 0])

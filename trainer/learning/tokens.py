@@ -6,7 +6,7 @@ a look at the disk: they run again.
 """
 
 import hashlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -31,6 +31,7 @@ T = TypeVar("T")
 CACHE_BYTES = 4 * 2**30
 FROZEN = "frozen"  # the name of stored frozen features
 MAP = "map"  # of stored maps
+KEPT_TAILS = 2  # those of a version and of its parent: most of their images are the same
 
 
 class TokenCache:
@@ -61,6 +62,7 @@ class TokenCache:
         self._stored, self._kept = stored, features
         self.scored = ScoredImages()
         self._maps: dict[str, Tensor] = {}  # by image key, with half the digits: most of the memory of a CNN's images
+        self._refined: dict[str, dict[str, NDArray[np.float32]]] = {}  # outputs of the tail: by adapters, by image key
         self._drawn: dict[str, NDArray[np.float32]] = {}  # the frozen feature of a draw and its random features
         self.drawn_scale = 1.0
 
@@ -82,6 +84,9 @@ class TokenCache:
         self._cache = {item: row for item, row in self._cache.items() if item[0] in keys and item[1] == 0}
         self._drawn = {}
         self._maps = {key: own for key, own in self._maps.items() if key in keys}
+        for rows in self._refined.values():
+            for key in [key for key in rows if key not in keys]:
+                del rows[key]
         used = [*self._cache.values(), *self._maps.values()]
         self._free_bytes = self._max_bytes - sum(row.nbytes for row in used)
         self.scored.keep_only(keys)
@@ -118,7 +123,7 @@ class TokenCache:
         job = Job("task features", {}, dict(zip(TaskTensors._fields, task, strict=True)))
         return self._feature_rows(
             keys,
-            f"task {_sha256(task)}" + (f" view {view}" if view else ""),
+            f"task {_sha256(tensor.numpy() for tensor in task)}" + (f" view {view}" if view else ""),
             self.backbone.spec.dimensions,
             lambda tokens: self.passes.task_features(tokens, task),
             job,
@@ -179,10 +184,14 @@ class TokenCache:
 
     def refined(self, keys: Sequence[str], tail: Mapping[str, NDArray[np.float32]]) -> NDArray[np.float32]:
         """The outputs of a CNN's tail with these adapters: (n, r)."""
-        out = [np.zeros((0, self.backbone.spec.dimensions), np.float32)]
-        for chunk in _chunks(keys):
-            out.append(self.passes.refined_features(self.maps(chunk).float(), tail))
-        return np.concatenate(out)
+        rows = self._refined.setdefault(_sha256(tail[name] for name in sorted(tail)), {})
+        while len(self._refined) > KEPT_TAILS:
+            del self._refined[next(iter(self._refined))]
+        for chunk in _chunks([key for key in dict.fromkeys(keys) if key not in rows]):
+            computed = self.passes.refined_features(self.maps(chunk).float(), tail)
+            rows |= dict(zip(chunk, computed, strict=True))
+        nothing = np.zeros((0, self.backbone.spec.dimensions), np.float32)
+        return np.stack([rows[key] for key in keys]) if keys else nothing
 
     def _feature_rows(
         self,
@@ -314,9 +323,9 @@ def _token_job(items: Sequence[Item], read: Reader) -> Job:
     return Job("tokens", {"items": list(items)}, images)
 
 
-def _sha256(task: TaskTensors) -> str:
-    """Of the tensors that a task's features depend on."""
+def _sha256(arrays: Iterable[NDArray[np.float32]]) -> str:
+    """Of the arrays that features depend on."""
     digest = hashlib.sha256()
-    for tensor in task:
-        digest.update(str(tuple(tensor.shape)).encode() + tensor.contiguous().numpy().tobytes())
+    for array in arrays:
+        digest.update(str(array.shape).encode() + array.tobytes())
     return digest.hexdigest()

@@ -75,13 +75,13 @@ def test_two_networks_run_per_image_unless_the_rule_is_the_papers(given: dict[st
 
 def test_the_rule_is_fitted_on_evidence_of_its_own_cascade(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
-    fit_rule = evaluation.fit_rule
+    fit_trained = evaluation.fit_trained
 
     def recorded(evidence: Any, columns: Any, prior: Any) -> Rule:
         seen.append(evidence)
-        return fit_rule(evidence, columns, prior)
+        return fit_trained(evidence, columns, prior)
 
-    monkeypatch.setattr(evaluation, "fit_rule", recorded)
+    monkeypatch.setattr(evaluation, "fit_trained", recorded)
     learner = tiny_learner(cascade=1)
     model = learn_tasks(learner, class_tasks([2, 2, 2], images=12))[-1].model
     cascade, evidence = model.rule.cascade, seen[-1]

@@ -43,13 +43,13 @@ def test_no_network_is_trained_on_a_held_out_image(monkeypatch: pytest.MonkeyPat
 def test_the_rule_is_fitted_on_evidence_without_the_image_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """The frozen scores of a held-out image are those of statistics that do not hold it."""
     fitted: list[Evidence] = []
-    fit_rule = evaluation.fit_rule
+    fit_trained = evaluation.fit_trained
 
     def spy(evidence: Evidence, *rest: Any) -> Any:
         fitted.append(evidence)
-        return fit_rule(evidence, *rest)
+        return fit_trained(evidence, *rest)
 
-    monkeypatch.setattr(evaluation, "fit_rule", spy)
+    monkeypatch.setattr(evaluation, "fit_trained", spy)
     learner = tiny_learner()
     (step,) = learn_tasks(learner, class_tasks([3], images=12))
     held_out = step.samples.held_out

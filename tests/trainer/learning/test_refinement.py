@@ -9,17 +9,20 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from models.inference.answer import answer
 from models.inference.evidence import FrozenScores, RefinedScores
 from models.inference.model import Model
 from models.inference.novelty import FROZEN_SUMMARIES, summaries
-from models.inference.rules import REFINED
+from models.inference.rules import FROZEN_TERMS, REFINED, REFINED_TERMS, Rule
 from tests.support.evidence import random_evidence
 from tests.support.tiny_model import SIZE, class_tasks, features_of, learn_tasks, tiny_learner
 from trainer.learning.checkpoint import Checkpoint
+from trainer.learning.closed_form import REFINED_NAME, fit_closed_form, fit_refined, network_gain
 from trainer.learning.learner import Learner
 from trainer.learning.novelty_fit import LEAST_HELD_OUT, Target, fit_novelty, with_refined
 from trainer.learning.prior import Prior
 from trainer.learning.progress import Progress
+from trainer.learning.refined_statistics import RefinedStatistics, left_out_refined
 from trainer.learning.refinement import refined_feature, refines
 from trainer.learning.tokens import TokenCache
 
@@ -30,13 +33,13 @@ def learner(**settings: Any) -> Learner:
     return tiny_learner(cnn=True, tail=True, **settings)
 
 
-def accuracy(own: Learner, model: Model, name: str | None = None) -> float:
+def accuracy(own: Learner, model: Model, name: str | None = None, images: int = 10) -> float:
     """Of fresh images; of one kind of evidence, or as the version answers."""
-    keys = [f"{label}/{number}" for label in model.classes for number in range(100, 110)]
+    keys = [f"{label}/{number}" for label in model.classes for number in range(100, 100 + images)]
     evidence = model.evidence(features_of(own, model, keys))
     assert evidence.refined is not None
     scores = evidence.refined.cosines if name == REFINED else model.rule.log_scores(evidence)
-    return float((scores.argmax(axis=1) == np.repeat(np.arange(len(model.classes)), 10)).mean())
+    return float((scores.argmax(axis=1) == np.repeat(np.arange(len(model.classes)), images)).mean())
 
 
 def own_progress(events: list[str] | None = None) -> Any:
@@ -51,9 +54,49 @@ def test_a_version_has_a_refined_feature_of_all_classes_and_answers_with_it() ->
         assert refined is not None
         assert len(refined.means) == classes
         assert learned.model.uses_refined
+        assert learned.model.rule.name == REFINED_NAME
+        assert {*learned.model.rule.weights} == {*REFINED_TERMS}
         assert learned.model.rule.weights[REFINED] > 0
     assert accuracy(own, second.model, REFINED) > 0.9
     assert accuracy(own, second.model) > 0.9
+
+
+def test_a_refined_version_answers_without_the_networks_of_its_tasks() -> None:
+    """So its cost does not depend on their number. They stay in it."""
+    own = learner()
+    model = learn_tasks(own, TASKS)[-1].model
+    keys = [f"{name}/{number}" for name in model.classes for number in range(100, 104)]
+    features = features_of(own, model, keys)
+    without = replace(features, tasks=np.zeros((0, len(keys), 0), np.float32))
+    assert len(model.tasks) == 2
+    assert not model.rule.uses_networks
+    assert answer(model, model.evidence(without)) == answer(model, model.evidence(features))
+    frozen_only = Rule("frozen", {name: model.rule.weights[name] for name in FROZEN_TERMS})
+    evidence = model.evidence(features)
+    assert not np.allclose(model.rule.log_scores(evidence), frozen_only.log_scores(evidence))
+
+
+def test_the_refined_rule_weighs_the_refined_feature_as_far_as_it_knows_the_class() -> None:
+    columns = np.random.default_rng(1).integers(0, 6, 240)
+    evidence, everything = random_evidence(0, [3, 3], 240), np.ones(240, bool)
+    weights, gains = [], []
+    for strength in (0.0, 1.0):
+        cosines = np.random.default_rng(2).uniform(-1, 1, (240, 6)) + strength * np.eye(6)[columns]
+        known = replace(evidence, refined=RefinedScores(cosines, np.ones((240, 6))))
+        rules = fit_closed_form(known.frozen, columns, Prior()), fit_refined(known, columns, Prior())
+        weights.append(rules[1].weights[REFINED])
+        gain = network_gain(known, everything, known.frozen, columns, Prior(), *rules, np.random.default_rng(0))
+        assert gain is not None
+        gains.append(gain)
+    assert weights[1] > 2 * weights[0]
+    assert gains[1].pays(pooled_only=False)
+    assert gains[1].networks < gains[1].closed_form - 2 * gains[1].error
+    assert gains[0].networks > gains[0].closed_form
+
+
+def test_without_held_out_images_the_refined_rule_is_the_prior() -> None:
+    evidence = replace(random_evidence(0, [3], n=0), refined=RefinedScores(np.zeros((0, 3)), np.zeros((0, 3))))
+    assert fit_refined(evidence, np.zeros(0, np.int64), Prior()).weights == Prior().refined_rule
 
 
 def either_or(key: str) -> bytes:
@@ -70,29 +113,73 @@ def either_or(key: str) -> bytes:
 
 def test_training_separates_classes_that_the_frozen_feature_confuses() -> None:
     found = {}
-    for rate in (0.01, 1e-9):  # the second one leaves the adapters as they start, which add nothing
+    for rate in (0.03, 1e-9):  # the second one leaves the adapters as they start, which add nothing
         own = learner(refined_rate=rate, refined_units=16, refined_epochs=40, keep_per_class=40)
         own = replace(own, tokens=TokenCache(own.backbone, either_or, own.settings.seed))
-        found[rate] = accuracy(own, learn_tasks(own, class_tasks([2], images=60))[0].model, REFINED)
-    assert found[0.01] > found[1e-9] + 0.1
+        found[rate] = accuracy(own, learn_tasks(own, class_tasks([2], images=60))[0].model, REFINED, images=100)
+    assert found[0.03] > found[1e-9] + 0.1
 
 
-def test_adapters_never_see_held_out_images(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: set[str] = set()
-    maps = TokenCache.maps
-
-    def recorded(self: TokenCache, keys: Any) -> Any:
-        seen.update(keys)
-        return maps(self, keys)
-
+def test_held_out_images_are_in_the_statistics_but_no_adapter_is_trained_on_them() -> None:
     own = learner()
     learned = learn_tasks(own, TASKS)[-1]
-    monkeypatch.setattr(TokenCache, "maps", recorded)
-    assert refined_feature(own.tokens, learned.model, learned.samples.memory, own.settings, own_progress())
+    assert learned.samples.held_out
+    without = replace(learned.samples, held_out=())
+    found = [
+        refined_feature(own.tokens, learned.model, s, own.settings, own_progress()) for s in (learned.samples, without)
+    ]
+    one, other = found
+    assert one is not None
+    assert other is not None
+    assert all(np.array_equal(array, other.tail[name]) for name, array in one.tail.items())
+    assert not np.allclose(one.means, other.means)
+
+
+def test_a_held_out_image_is_scored_without_itself() -> None:
+    own = learner()
+    learned = learn_tasks(own, class_tasks([3, 2], images=20))[-1]
+    model, samples = learned.model, learned.samples
+    assert model.refined is not None
+    keys = [sample.key for sample in samples.held_out]
+    columns = np.array([model.classes.index(sample.label) for sample in samples.held_out])
+    groups, itself = np.arange(len(keys)), (np.arange(len(keys)), columns)
+    scores = left_out_refined(own.tokens, model, samples, keys, groups, own.settings, np.random.default_rng(0))
+    plain = model.refined.scores(own.tokens.refined(keys, model.refined.tail))
+    assert (scores.distances[itself] > plain.distances[itself]).all()
+    # As if the image had never been kept, but for the amount of the identity in the covariance.
+    for place, sample in enumerate(samples.held_out[:4]):
+        fewer = replace(samples, held_out=tuple(other for other in samples.held_out if other != sample))
+        exact = left_out_refined(
+            own.tokens, model, fewer, [sample.key], groups[:1], own.settings, np.random.default_rng(0)
+        )
+        np.testing.assert_allclose(scores.distances[place], exact.distances[0], rtol=0.1)
+        np.testing.assert_allclose(scores.cosines[place], exact.cosines[0], atol=0.1)
+
+
+def test_the_only_held_out_image_of_a_class_can_be_left_out() -> None:
+    own = learner()
+    learned = learn_tasks(own, class_tasks([2], images=5))[-1]
+    one_of_each = {sample.label: sample for sample in learned.samples.held_out}
+    samples, keys = (
+        replace(learned.samples, held_out=tuple(one_of_each.values())),
+        [s.key for s in one_of_each.values()],
+    )
+    assert len(keys) == 2
+    given = own.tokens, learned.model, samples, keys, np.arange(2), own.settings, np.random.default_rng(0)
+    assert np.isfinite(left_out_refined(*given).cosines).all()
+
+
+def test_with_many_classes_held_out_images_come_first_in_the_statistics() -> None:
+    own = learner(refined_images=8)
+    learned = learn_tasks(own, TASKS)[-1]
+    assert learned.model.refined is not None
+    given = own.tokens, learned.model.refined.tail, learned.model.classes, learned.samples, own.settings
+    found = RefinedStatistics.of(*given)
+    assert found is not None
+    assert len(found.columns) == 8
+    assert np.bincount(list(found.columns.values())).tolist() == [2, 2, 2, 2]
     held_out = {sample.key for sample in learned.samples.held_out}
-    assert held_out
-    assert seen
-    assert not seen & held_out
+    assert len(held_out & {*found.columns}) == 4  # beside one image of each class that the adapters were trained on
 
 
 def test_the_same_seed_gives_the_same_adapters() -> None:
@@ -107,7 +194,7 @@ def test_the_work_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     own = learner(refined_passes=8)
     learned = learn_tasks(own, TASKS)[-1]
     progress = own_progress(events)
-    refined_feature(own.tokens, learned.model, learned.samples.memory, own.settings, progress)
+    refined_feature(own.tokens, learned.model, learned.samples, own.settings, progress)
     assert events
     assert len(events) <= 2  # steps of four images
 
@@ -115,8 +202,8 @@ def test_the_work_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_class_without_images_leaves_the_frozen_evidence() -> None:
     own = learner()
     learned = learn_tasks(own, TASKS)[-1]
-    memory = {**learned.samples.memory, "class 0": ()}
-    assert refined_feature(own.tokens, learned.model, memory, own.settings, own_progress()) is None
+    samples = replace(learned.samples, memory={**learned.samples.memory, "class 0": ()})
+    assert refined_feature(own.tokens, learned.model, samples, own.settings, own_progress()) is None
 
 
 @pytest.mark.parametrize("settings", [{"refine": False}, {"keep": "features"}, {"rule": "paper"}])
