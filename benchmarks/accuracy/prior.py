@@ -89,7 +89,8 @@ def versions(tokens: TokenCache, images: ImageSet, size: tuple[int, int], per_cl
 
     settings = settings_of("ours", seed, Prior())
     # The weights of the networks' evidence are wanted, whether or not a version of this stream would use it.
-    recipe = settings.recipe.model_copy(update={"networks": "always"})
+    # Versions with a refined feature run no network.
+    recipe = settings.recipe.model_copy(update={"networks": "always", "refine": False})
     learn(tokens, tasks, fresh, settings.model_copy(update={"recipe": recipe}), on_learned)
     return found
 

@@ -28,6 +28,7 @@ from models.network.backbone import Backbone, open_backbone
 from models.network.export import export
 from models.versions.manifest import Manifest
 from models.versions.store import VersionStore
+from trainer.learning.closed_form import REFINED_NAME
 
 NETWORKS_PER_IMAGE = 2  # of a transformer, by the cascade
 CLASSES = 5  # per task
@@ -128,16 +129,19 @@ class MadeVersions:
         if not self.backbone.one_token:
             every = float(np.finfo(np.float64).max)
             cascade = Cascade(dict.fromkeys(FROZEN_TERMS, 1.0), every, NETWORKS_PER_IMAGE)
-        ones = (1.0,) * len(tasks)
         d, width = self.backbone.spec.dimensions, 2 * UNITS
         empty = Adapters(*(np.zeros(s, np.float32) for s in ((a, width, d), (a, width), (a, d, width), (a, d))))
         novelty, refined = Novelty.empty(), self._refined(len(tasks) * CLASSES, rng)
-        terms = TERMS if refined is None else REFINED_TERMS  # the rule with a refined feature runs no network
+        if refined is None:
+            ones = (1.0,) * len(tasks)
+            rule = Rule("fitted", dict.fromkeys(TERMS, 0.5), ones, (0.0,) * len(tasks), cascade)
+        else:  # it runs no network
+            rule = Rule(REFINED_NAME, dict.fromkeys(REFINED_TERMS, 0.5))
         model = Model(
             shared=SharedAdapters(empty, np.zeros((a, width), np.float32), np.zeros((a, d), np.float32)),
             tasks=tuple(tasks),
             frozen=FrozenStatistics.empty(frozen.size, frozen.expanded),
-            rule=Rule("fitted", dict.fromkeys(terms, 0.5), ones, (0.0,) * len(tasks), cascade),
+            rule=rule,
             novelty=Novelty(
                 novelty.centre,
                 novelty.scale,

@@ -45,7 +45,7 @@ class Rule:
     """The weights of the evidence, and the paper's output calibration of every task."""
 
     name: str = "paper"
-    weights: Mapping[str, float] = field(default_factory=lambda: dict(PAPER))  # by name in TERMS; absent: 0
+    weights: Mapping[str, float] = field(default_factory=lambda: dict(PAPER))  # by the name of a term; absent: 0
     scales: tuple[float, ...] = ()  # alpha_k: the task's logits are multiplied by it; absent: 1
     shifts: tuple[float, ...] = ()  # beta_k: added to the scores of the task's classes; absent: 0
     cascade: Cascade | None = None  # which networks run; None: all, exactly
@@ -69,7 +69,7 @@ class Rule:
                 total += weight * term(evidence, name, self.scales)
         if self.shifts:
             total += evidence.per_class(np.array(self.shifts))
-        if evidence.ran is None or not self.uses_networks:
+        if evidence.ran is None or self.uses_refined:  # which is there whether or not a network ran
             return total
         # Where no network ran, there is no output to calibrate either.
         some = evidence.ran.any(axis=1, keepdims=True)

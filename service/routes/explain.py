@@ -89,7 +89,7 @@ def explain(predictor: ServableModel, pixels: Array) -> Explanation:
 
 def _tasks(model: Model, evidence: Evidence) -> list[TaskEvidence]:
     scores, frozen = model.rule.log_scores(evidence)[0], evidence.frozen
-    labels, distances = model.labels, evidence.class_distances[0]
+    labels, distances, refined = model.labels, evidence.class_distances[0], evidence.refined
     all_probabilities = np.exp(log_probabilities(evidence, model.rule.scales))[0]
     coefficients = np.exp(log_coefficients(evidence))[0]
     first, out = 0, []
@@ -105,6 +105,7 @@ def _tasks(model: Model, evidence: Evidence) -> list[TaskEvidence]:
                 frozen_cosine=float(frozen.cosines[0, first + c]),
                 output_cosine=float(frozen.output_cosines[0, first + c]),
                 ridge=float(frozen.ridge[0, first + c]),
+                refined_cosine=None if refined is None else float(refined.cosines[0, first + c]),
                 score=float(scores[first + c]),
             )
             for c, name in enumerate(names)

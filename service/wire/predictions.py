@@ -133,12 +133,18 @@ class ClassEvidence(BaseModel):
 
     name: str
     label: str | None = Field(description="the label it is answered as: another class after a merge, null if retired")
-    probability: float = Field(description="p(class | image, task), calibrated, with `ood` in the denominator")
-    distance: float = Field(description="Mahalanobis distance in the task's own features")
+    probability: float = Field(
+        description="p(class | image, task), calibrated, with `ood` in the denominator; if the network did not run, "
+        "that of the rule's scores among the classes of the task"
+    )
+    distance: float = Field(description="Mahalanobis distance in the task's own features, or else in the frozen ones")
     frozen_distance: float = Field(description="Mahalanobis distance in the frozen backbone's features")
     frozen_cosine: float = Field(description="cosine to the class mean in the whitened frozen features, -1 to 1")
     output_cosine: float = Field(description="the same cosine, of the backbone's output without its earlier stages")
     ridge: float = Field(description="ridge regression on random features of the frozen feature, about 1 for the class")
+    refined_cosine: float | None = Field(
+        None, description="the same cosine in the refined features; null if the version does not weigh them"
+    )
     score: float = Field(description="the rule's log-score; the class with the largest one is the answer's")
 
 

@@ -138,7 +138,7 @@ class VersionDetail(BaseModel):
     aliases: dict[str, str | None] = Field(description="merged classes, and retired ones (null)")
     accuracy: Accuracy = None
     novelty_auc: NoveltyAuc = None
-    rule: str = Field(description="fitted, refined, paper, provisional, or closed form: training does not pay")
+    rule: str = Field(description="fitted, refined feature, paper, provisional, or closed form: training does not pay")
     networks: NetworkGain | None = Field(None, description="the comparison behind it; null if there was none")
     weights: dict[str, float] = Field(description="the weights of the rule, by the name of the evidence")
     novelty_weights: dict[str, float] = Field(

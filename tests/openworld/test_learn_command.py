@@ -151,7 +151,10 @@ def test_a_second_task_uses_the_given_rule(
     code, _, err = run("learn", batches.second, "--data", data, "--rule", "paper", "--gate-auc", "1")
     assert code == 0, err
     store = VersionStore(data)
-    assert store.manifest(1).rule["name"] in ("fitted", "closed form")  # whichever is better on the held-out images
+    assert store.manifest(1).rule["name"] in (
+        "refined feature",
+        "closed form",
+    )  # whichever is better on the held-out images
     assert store.manifest(2).rule["name"] == "paper"
     assert store.manifest(2).rule["weights"] == {"probability": 1.0, "coefficient": 1.0}
     assert store.manifest(2).settings["adapted_blocks"] is None

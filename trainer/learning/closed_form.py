@@ -19,7 +19,7 @@ from trainer.learning.prior import Prior
 from trainer.learning.rule_fit import fit_rule, mean_deviations, prior_weights
 
 NAME = "closed form"
-REFINED_NAME = "refined"
+REFINED_NAME = "refined feature"
 FOLDS = 2  # every fold costs another fit of the rule
 CLEARLY = 2.0  # standard errors
 NEWTON_STEPS = 20

@@ -10,7 +10,7 @@ from models.inference.cascade import Cascade, Chosen
 from models.inference.evidence import Evidence, Features, Floats, FrozenScores
 from models.inference.model import Model
 from models.inference.novelty import FROZEN_SUMMARIES, Novelty
-from models.inference.rules import PAPER, PAPER_WITHOUT_OOD, Rule, without_networks
+from models.inference.rules import PAPER, PAPER_WITHOUT_OOD, REFINED, Rule, without_networks
 from models.network.adapted_blocks import tensors_of
 from trainer.learning.advice import advise, frozen_rule
 from trainer.learning.cascade_fit import fit_cascade
@@ -36,7 +36,7 @@ def evaluate(
     settings: LearnerSettings,
     rng: np.random.Generator,
 ) -> tuple[Model, Verdict]:
-    """The model with its decisions, and the gate's verdict; `samples` are kept with each of both models.
+    """The model with its decisions, and the gate's verdict; the two models keep `samples` and `parent_samples`.
 
     Which class is fitted on held-out images, because training has seen all others: it weighs the refined feature or, if
     there is none, the tasks' networks. If they do not pay, the version answers in closed form. Whether novel is fitted
@@ -73,11 +73,15 @@ def evaluate(
         features = Features(upright, *frozen, ran, np.stack(turned) if turned else None)
         after = model.evidence(features, scores)
         before = parent.evidence(_of_parent(features, parent, ran_before), before_scores) if parent.tasks else None
-    given = held_keys, kept.likeness[rows], settings, rng
-    if model.refined is not None:
-        after = replace(after, refined=left_out_refined(tokens, model, samples, *given))
+    after = replace(after, refined=left_out_refined(tokens, model, samples, held_keys, settings, rng))
     if before is not None and parent.uses_refined:
-        before = replace(before, refined=left_out_refined(tokens, parent, parent_samples, *given))
+        refined = None
+        if after.refined is not None:  # else the images behind the parent's may be gone too
+            refined = left_out_refined(tokens, parent, parent_samples, held_keys, settings, rng)
+        if refined is None:  # the parent is compared without it
+            weights = {name: weight for name, weight in parent.rule.weights.items() if name != REFINED}
+            parent = replace(parent, rule=replace(parent.rule, weights=weights))
+        before = replace(before, refined=refined)
     target = Target(settings.accept, settings.flag)
     novelty_auc: float | None
     gain: NetworkGain | None = None

@@ -36,7 +36,7 @@ class Verdict:
     accuracy: float | None = None  # over all classes
     novelty_auc: float | None = None  # known images against images of classes that were left out in turn
     advice: Advice = field(default_factory=Advice)  # what would help the next version
-    networks: NetworkGain | None = None  # what they add to the class decision; None if it was not compared
+    networks: NetworkGain | None = None  # what training adds to the class decision; None if it was not compared
     drawn: int = 0  # of the images behind these figures and both decisions, draws from class statistics
 
     @property

@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from models.inference.evidence import Array, RefinedScores
 from models.inference.frozen import FrozenStatistics
 from models.inference.model import Model
 from models.inference.refined import RefinedFeature, Tensors, scaled
 from trainer.learning.leave_out import LeaveOut
+from trainer.learning.likeness import likeness_groups
 from trainer.learning.memory import Samples
 from trainer.learning.reproducibility import blas_threads
 from trainer.learning.settings import LearnerSettings
@@ -47,29 +47,22 @@ class RefinedStatistics:
         """Of the kept images of these classes; None if a class has none left that adapters are trained on."""
         if not all(samples.memory.get(name) for name in classes):
             return None
-        columns = _chosen(classes, samples, settings.recipe.refined_images)
+        columns = _behind_the_sums(classes, samples, settings.recipe.refined_images)
         with blas_threads(THREADS):
             rows, labels = scaled(tokens.refined(list(columns), tail)), np.array(list(columns.values()), np.int64)
             empty = FrozenStatistics.empty(rows.shape[1], 1)
             statistics = empty.with_images(rows, _nothing(rows), labels, len(classes))
             return cls(RefinedFeature.of(tail, statistics), statistics, columns)
 
-    def left_out_scores(
-        self, features: Array, keys: Sequence[str], likeness: NDArray[np.int64], rng: np.random.Generator
-    ) -> RefinedScores:
-        """The scores of images with these outputs of the tail (n, r), without the images of their fold: (n, C).
-
-        Images of one likeness group (n,) are in one fold.
-        """
-        out = self.feature.scores(features)
-        inside = np.array([key in self.columns for key in keys], bool)
-        if inside.any():
-            rows = scaled(features[inside])
-            own = np.array([self.columns[key] for key in keys if key in self.columns], np.int64)
-            with blas_threads(THREADS):
-                left_out = left_out_scores(LeaveOut(self.statistics, rows, _nothing(rows), own), rng, likeness[inside])
-            out.cosines[inside], out.distances[inside] = left_out.cosines, left_out.distances
-        return out
+    def held_out_scores(self, tokens: TokenCache, keys: Sequence[str], rng: np.random.Generator) -> RefinedScores:
+        """The scores of images without those of their fold; near-duplicates are in one fold: (n, C)."""
+        features = tokens.refined(keys, self.feature.tail)
+        columns = np.array([self.columns[key] for key in keys], np.int64)
+        rows = scaled(features)
+        with blas_threads(THREADS):
+            kept = LeaveOut(self.statistics, rows, _nothing(rows), columns)
+            left_out = left_out_scores(kept, rng, likeness_groups(tokens.frozen(keys)[0], columns))
+        return RefinedScores(left_out.cosines, left_out.distances)
 
 
 def left_out_refined(
@@ -77,24 +70,34 @@ def left_out_refined(
     model: Model,
     samples: Samples,
     keys: Sequence[str],
-    likeness: NDArray[np.int64],
     settings: LearnerSettings,
     rng: np.random.Generator,
-) -> RefinedScores:
-    """The scores of images that were held out, under the refined feature of a model that keeps these samples."""
-    if model.refined is None:
-        raise ValueError("the model has no refined feature")
-    features = tokens.refined(keys, model.refined.tail)
-    statistics = RefinedStatistics.of(tokens, model.refined.tail, model.classes, samples, settings)
-    if statistics is None:  # the images of a class were deleted since
-        return model.refined.scores(features)
-    return statistics.left_out_scores(features, keys, likeness, rng)
+) -> RefinedScores | None:
+    """The refined scores of held-out images as fresh ones would have them, by a model that keeps these samples: (n, C).
+
+    All held-out images are divided into folds, so that none is scored with a near-duplicate in the statistics. None if
+    the model has no refined feature, or if the images behind it are gone.
+    """
+    statistics = None
+    if model.refined is not None:
+        statistics = RefinedStatistics.of(tokens, model.refined.tail, model.classes, samples, settings)
+    if statistics is None:
+        return None
+    out = statistics.feature.scores(tokens.refined(keys, statistics.feature.tail))
+    held_out = [sample.key for sample in samples.held_out if sample.key in statistics.columns]
+    place = {key: at for at, key in enumerate(held_out)}
+    inside = [(row, place[key]) for row, key in enumerate(keys) if key in place]
+    if inside:
+        scores = statistics.held_out_scores(tokens, held_out, rng)
+        rows, places = (list(part) for part in zip(*inside, strict=True))
+        out.cosines[rows], out.distances[rows] = scores.cosines[places], scores.distances[places]
+    return out
 
 
-def _chosen(classes: Sequence[str], samples: Samples, most: int) -> dict[str, int]:
+def _behind_the_sums(classes: Sequence[str], samples: Samples, most: int) -> dict[str, int]:
     """Kept images and their classes: at most `most`, as many of each class, held-out ones first.
 
-    At least one of each class is not held out, so any held-out image can be left out.
+    At least two of each class, of which one is not held out, so any held-out image can be left out.
     """
     keys: dict[str, list[str]] = {name: [] for name in classes}
     for sample in sorted(samples.held_out, key=lambda sample: sample.key):

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import numpy as np
 import torch
+from cachetools import LRUCache
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -31,7 +32,7 @@ T = TypeVar("T")
 CACHE_BYTES = 4 * 2**30
 FROZEN = "frozen"  # the name of stored frozen features
 MAP = "map"  # of stored maps
-KEPT_TAILS = 2  # those of a version and of its parent: most of their images are the same
+KEPT_TAILS = 3  # of a version, of its parent, and of one that was not accepted: most of their images are the same
 
 
 class TokenCache:
@@ -62,7 +63,8 @@ class TokenCache:
         self._stored, self._kept = stored, features
         self.scored = ScoredImages()
         self._maps: dict[str, Tensor] = {}  # by image key, with half the digits: most of the memory of a CNN's images
-        self._refined: dict[str, dict[str, NDArray[np.float32]]] = {}  # outputs of the tail: by adapters, by image key
+        # Outputs of the tail: by adapters, by image key.
+        self._refined: LRUCache[str, dict[str, NDArray[np.float32]]] = LRUCache(KEPT_TAILS)
         self._drawn: dict[str, NDArray[np.float32]] = {}  # the frozen feature of a draw and its random features
         self.drawn_scale = 1.0
 
@@ -185,11 +187,9 @@ class TokenCache:
     def refined(self, keys: Sequence[str], tail: Mapping[str, NDArray[np.float32]]) -> NDArray[np.float32]:
         """The outputs of a CNN's tail with these adapters: (n, r)."""
         rows = self._refined.setdefault(_sha256(tail[name] for name in sorted(tail)), {})
-        while len(self._refined) > KEPT_TAILS:
-            del self._refined[next(iter(self._refined))]
         for chunk in _chunks([key for key in dict.fromkeys(keys) if key not in rows]):
             computed = self.passes.refined_features(self.maps(chunk).float(), tail)
-            rows |= dict(zip(chunk, computed, strict=True))
+            rows |= {key: row.copy() for key, row in zip(chunk, computed, strict=True)}  # a slice keeps the whole chunk
         nothing = np.zeros((0, self.backbone.spec.dimensions), np.float32)
         return np.stack([rows[key] for key in keys]) if keys else nothing
 
