@@ -55,7 +55,7 @@ class Recipe(BaseModel):
     # Convex: the ridge toward the previous head, over the number of images and per squared length of a feature.
     back_ridge: float = Field(0.1, gt=0)
     back_drawn: float = Field(0.5, ge=0, le=1)  # share of a head's own images drawn from its class Gaussians
-    # Of kept images, per back-update of a head and to fit the rule: every network runs for each of them. Paper: all.
+    # Of kept images, per back-update of a head and to fit the rule: every network may run for each of them. Paper: all.
     network_images: int | None = Field(300, ge=1)
     # The refined feature of a CNN (trainer/learning/refinement.py): its adapters, and the bounds of its training.
     refine: bool = True
@@ -68,7 +68,7 @@ class Recipe(BaseModel):
     refined_smoothing: float = Field(0.1, ge=0, lt=1)  # of the labels
     refined_images: int = Field(2000, ge=1)  # kept images at most, as many of each class
     hold_out: float = Field(0.2, gt=0, lt=0.5)  # share of a class that no network is trained on, for calibration
-    networks: Literal["if they pay", "always"] = "if they pay"  # whether their evidence counts in the fitted rule
+    networks: Literal["if they pay", "always"] = "if they pay"  # whether what was trained counts in the rule
     cascade_share: float = Field(0.99, gt=0, le=1)  # of left-out images, whose own network the cascade's margin runs
     sure_share: float = Field(0.98, gt=0, le=1)  # of left-out images that run no network, whose class is right
     calibration_images: int = Field(1000, ge=1)  # used in one calibration at most, the same number of each class
