@@ -1,7 +1,8 @@
 """`python -m benchmarks.fit_time --json OUT`: seconds to fit both decisions of a version, by the number of tasks.
 
 Random features of the offline default's sizes: the time depends on the sizes only. Tasks have 5 classes with 20 images,
-of which 4 are held out; a calibration uses at most 2,000 images.
+of which 4 are held out; a calibration uses at most 2,000 images. `rule` is that of the networks, `refined` that of the
+refined feature, with the novelty decision that weighs it; a version fits one of them.
 """
 
 from __future__ import annotations
@@ -11,16 +12,18 @@ import json
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from threadpoolctl import threadpool_limits
 
 from benchmarks.machine import machine
-from models.inference.evidence import Evidence
+from models.inference.evidence import Evidence, RefinedScores
 from models.inference.frozen import FrozenStatistics
+from trainer.learning.closed_form import fit_refined
 from trainer.learning.leave_out import LeaveOut
-from trainer.learning.novelty_fit import Target, fit_novelty
+from trainer.learning.novelty_fit import Target, fit_novelty, with_refined
 from trainer.learning.prior import Prior
 from trainer.learning.rule_fit import fit_rule
 from trainer.learning.simulation import left_out_scores, simulated_novelty
@@ -44,7 +47,8 @@ def measure(tasks: int) -> dict[str, float]:
     started = time.monotonic()
     left_out = left_out_scores(kept, rng)
     scored = time.monotonic()
-    fit_novelty(left_out, simulated_novelty(kept, rng), Prior(), Target())
+    simulations = simulated_novelty(kept, rng)
+    decision = fit_novelty(left_out, simulations, Prior(), Target())
     novelty = time.monotonic()
     held = np.arange(len(chosen)) % (len(chosen) // classes) < HELD_OUT
     count = int(held.sum())
@@ -57,8 +61,13 @@ def measure(tasks: int) -> dict[str, float]:
     )
     fit_rule(evidence, kept.columns[held], Prior())
     rule = time.monotonic()
+    refined = RefinedScores(rng.uniform(-1, 1, (count, classes)), np.abs(rng.standard_normal((count, classes))) + 1)
+    fit_refined(replace(evidence, refined=refined), kept.columns[held], Prior())
+    with_refined(decision, left_out, held, refined, simulations, Prior(), Target(), np.ones(len(chosen)))
+    with_feature = time.monotonic()
     parts = {"left_out": scored - started, "novelty": novelty - scored, "rule": rule - novelty}
-    return {**{name: round(seconds, 3) for name, seconds in parts.items()}, "total": round(rule - started, 3)}
+    parts |= {"refined": with_feature - rule}
+    return {**{name: round(seconds, 3) for name, seconds in parts.items()}, "total": round(with_feature - started, 3)}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
