@@ -253,3 +253,13 @@ def bare_model(classes: Sequence[Sequence[str]], **parts: Any) -> Model:
         tasks.append(TaskModel(tuple(names), adapters, nothing, nothing, head, None))  # type: ignore[arg-type]
     shared = SharedAdapters(adapters, nothing, nothing)
     return Model(shared, tuple(tasks), **{"frozen": None, "rule": None, "novelty": None, **parts})
+
+
+def refining_learner(**settings: Any) -> Learner:
+    """A learner on a CNN that is cut before its last stages: its versions have a refined feature."""
+    return tiny_learner(cnn=True, tail=True, **settings)
+
+
+def quiet_progress(events: list[str] | None = None) -> Progress:
+    """Reports to nobody, or the phases to a list."""
+    return Progress("task", lambda event: None if events is None else events.append(event.phase))

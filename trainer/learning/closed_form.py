@@ -16,7 +16,7 @@ from models.inference.evidence import Array, Evidence, Floats, FrozenScores, log
 from models.inference.rules import FROZEN_TERMS, REFINED_TERMS, Rule, term
 from trainer.learning.advice import frozen_rule
 from trainer.learning.prior import Prior
-from trainer.learning.rule_fit import fit_rule, mean_deviations, prior_weights
+from trainer.learning.rule_fit import fit_rule, prior_weights, unit_scales
 
 NAME = "closed form"
 REFINED_NAME = "refined feature"
@@ -59,7 +59,7 @@ def fit_closed_form(left_out: FrozenScores, columns: NDArray[np.int64], prior: P
     if len(own) == 0 or known.ridge.shape[1] < 2:
         return start
     terms = [known.term(name) for name in FROZEN_TERMS]
-    scale = _scale(terms)
+    scale = unit_scales(terms)
     centre, first = (np.array([rule.weights[name] for name in FROZEN_TERMS]) * scale for rule in (start, near or start))
     weights = _fitted(terms, scale, own, centre, first, prior.rule_strength)
     return Rule(NAME, dict(zip(FROZEN_TERMS, weights.tolist(), strict=True)))
@@ -71,7 +71,7 @@ def fit_refined(evidence: Evidence, columns: NDArray[np.int64], prior: Prior, ne
     The prior's weights are for evidence with a deviation of 1 over the classes of an image.
     """
     terms = [term(evidence, name) for name in REFINED_TERMS]
-    scale, centre = _scale(terms), np.array([prior.refined_rule[name] for name in REFINED_TERMS])
+    scale, centre = unit_scales(terms), np.array([prior.refined_rule[name] for name in REFINED_TERMS])
     weights = centre / scale
     if len(columns) and terms[0].shape[1] > 1:
         first = centre if near is None else np.array([near.weights[name] for name in REFINED_TERMS]) * scale
@@ -83,11 +83,6 @@ def fit_trained(evidence: Evidence, columns: NDArray[np.int64], prior: Prior, ne
     """The rule that weighs what was trained: the refined feature if there is one, otherwise the tasks' networks."""
     fit = fit_rule if evidence.refined is None else fit_refined
     return fit(evidence, columns, prior, near)
-
-
-def _scale(terms: Sequence[Floats]) -> Floats:
-    deviation = mean_deviations(terms)
-    return np.where(deviation > 1e-9, deviation, 1.0)
 
 
 def _fitted(

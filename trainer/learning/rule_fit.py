@@ -200,9 +200,14 @@ def _deviation(terms: Floats, evidence: Evidence) -> Floats:
 
 def prior_weights(left_out: FrozenScores, prior: Prior) -> dict[str, float]:
     """The prior's weights of the frozen terms, for terms as they are."""
-    deviation = mean_deviations([left_out.term(name) for name in FROZEN_TERMS])
-    scale = np.where(deviation > 1e-9, deviation, 1.0)
+    scale = unit_scales([left_out.term(name) for name in FROZEN_TERMS])
     return {name: prior.rule[name] / float(own) for name, own in zip(FROZEN_TERMS, scale, strict=True)}
+
+
+def unit_scales(terms: Sequence[Floats]) -> Floats:
+    """What terms (n, C) are divided by so that their deviation over classes is 1; 1 for those without any."""
+    deviation = mean_deviations(terms)
+    return np.where(deviation > 1e-9, deviation, 1.0)
 
 
 def mean_deviations(terms: Sequence[Floats]) -> Floats:
