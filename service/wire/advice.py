@@ -35,6 +35,7 @@ class WeakClass(BaseModel):
     images: int = Field(description="learned so far")
     error: float = Field(description="estimated error rate, 0 to 1")
     more: int = Field(description="images to add")
+    scenes: int | None = Field(None, description="if its images are of few scenes, how many: add images of others")
 
 
 class Advice(BaseModel):
@@ -46,7 +47,7 @@ class Advice(BaseModel):
                 {
                     "confused": [{"classes": ["apple", "pear"], "images": 4, "share": 0.2}],
                     "wrong_labels": [{"image": "9f86d081…", "label": "plum", "looks_like": "pear", "share": 0.97}],
-                    "weak": [{"name": "pear", "images": 4, "error": 0.21, "more": 10}],
+                    "weak": [{"name": "pear", "images": 4, "error": 0.21, "more": 10, "scenes": None}],
                 }
             ]
         }
@@ -59,7 +60,8 @@ class Advice(BaseModel):
     def in_words(self, names: Mapping[str, str] | None = None) -> list[str]:
         """One sentence per entry; `names` are those of images, by sha256."""
         weak = [
-            f"{one.more} more images of {one.name} would help{'' if rank else ' most'} (it has {one.images})"
+            f"{one.more} more images of {one.name}{', taken elsewhere,' if one.scenes else ''} would "
+            f"help{'' if rank else ' most'} (it has {one.images}{_of_scenes(one.scenes)})"
             for rank, one in enumerate(self.weak)
         ]
         wrong = [
@@ -72,3 +74,7 @@ class Advice(BaseModel):
             for one in self.confused
         ]
         return wrong + confused + weak
+
+
+def _of_scenes(scenes: int | None) -> str:
+    return "" if scenes is None else f", of {scenes} scene{'' if scenes == 1 else 's'}"

@@ -5,7 +5,7 @@ evidence does not count. An image's shares are the softmax of a rule's frozen te
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,7 @@ FACTORS = 2.0 ** np.arange(-1, 5)
 PRIOR_IMAGES = 2  # how many images of a class the error rate of all classes counts for
 LEAST_MORE, MOST_MORE = 10, 50  # images to ask for
 LEAST_GAIN = 0.05  # share of a class's images that further images are expected to correct
+FEW_SCENES = 1 / 3  # per kept image
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,7 @@ class WeakClass:
     images: int  # learned so far
     error: float  # estimated error rate
     more: int  # images to add
+    scenes: int | None = None  # of its kept images, if they are few: the further images should be of others
 
 
 @dataclass(frozen=True)
@@ -84,11 +86,12 @@ def advise(
     columns: NDArray[np.int64],
     labels: Sequence[str | None],
     counts: NDArray[np.int64],
+    weights: Floats,
 ) -> Advice:
     """The advice from left-out scores of n images for C classes; a row of NaN is an image that was not left out.
 
-    `columns` are the classes of the images. `labels` are the labels that the classes are answered as, `counts` the
-    images that were learned of them, kept or not.
+    `columns` are the classes of the images, `weights` what they say about fresh ones (`independent_weights`). `labels`
+    are the labels that the classes are answered as, `counts` the images that were learned of them, kept or not.
     """
     shares = label_shares(left_out, rule, keys, columns, labels)
     images = dict.fromkeys(shares.labels, 0)
@@ -96,7 +99,17 @@ def advise(
         if name is not None:
             images[name] += count
     suspicious = suspicious_rows(shares) & ~are_drawn(shares.keys)  # a draw has no label that could be wrong
-    return Advice(confused_pairs(shares), wrong_labels(shares, suspicious), weak_classes(shares, suspicious, images))
+    own = np.array(labels, object)[columns]  # (n,)
+    weak = [
+        replace(one, scenes=_few_scenes(weights[own == one.name])) for one in weak_classes(shares, suspicious, images)
+    ]
+    return Advice(confused_pairs(shares), wrong_labels(shares, suspicious), tuple(weak))
+
+
+def _few_scenes(weights: Floats) -> int | None:
+    """The scenes of a class's kept images, if they are few."""
+    scenes = float(weights.sum())
+    return round(scenes) if 0 < scenes <= FEW_SCENES * len(weights) else None
 
 
 def frozen_rule(rule: Rule, left_out: FrozenScores, columns: NDArray[np.int64]) -> Rule:

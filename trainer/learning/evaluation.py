@@ -118,8 +118,10 @@ def evaluate(
     names = [labels[key] for key in held_keys]
     # Advice weighs frozen terms only: those of the closed form or, as the paper's rule has none, of the fitted rule.
     advisor = frozen_rule(closed_form or fitted, left_out, columns)
-    advice = advise(left_out, advisor, keys, columns, model.labels, model.frozen.counts)
-    verdict = judge(parent if parent.tasks else None, model, before, after, names, novelty_auc, settings)
+    advice = advise(left_out, advisor, keys, columns, model.labels, model.frozen.counts, kept.weights)
+    verdict = judge(
+        parent if parent.tasks else None, model, before, after, names, novelty_auc, settings, kept.weights[rows]
+    )
     return model, replace(verdict, advice=advice, networks=gain, drawn=int(known.drawn.sum()))
 
 

@@ -55,11 +55,13 @@ def judge(
     labels: Sequence[str],
     novelty_auc: float | None,
     settings: LearnerSettings,
+    weights: NDArray[np.float64] | None = None,
 ) -> Verdict:
     """Compare both versions on the same held-out images of all tasks.
 
     Accuracy counts all classes that a version knows. AUC compares task k's own score for its images with all other
-    images, those of the new task included, so that a parent with one task has an AUC too.
+    images, those of the new task included, so that a parent with one task has an AUC too. `weights`, by default equal,
+    are what each image says about fresh ones: they count in the accuracy that the version reports.
     """
     new = _measure(model, after, labels)
     old = _measure(parent, before, labels) if parent and before else []
@@ -68,7 +70,7 @@ def judge(
         accuracy_before, auc_before = old[k] if k < len(old) else (None, None)
         accuracy_after, auc_after = new[k]
         reports.append(TaskReport(k, task.classes, images[k], accuracy_before, accuracy_after, auc_before, auc_after))
-    accuracy = float(is_correct(model, after, labels).mean()) if len(labels) else None
+    accuracy = float(np.average(is_correct(model, after, labels), weights=weights)) if len(labels) else None
     return Verdict(tuple(reports), tuple(_reasons(reports, settings)), accuracy, novelty_auc)
 
 

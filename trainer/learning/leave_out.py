@@ -52,6 +52,11 @@ class LeaveOut:
             self._whitened_at[freedom] = _Rows.of(images, means), _Rows.of(images[:, first], means[:, first])
         return self._whitened_at[freedom]
 
+    def mean_lengths(self, freedom: float) -> tuple[Floats, Floats]:
+        """Squared lengths of the whitened class means with all images: of the feature, and of its first part. (C,)"""
+        feature, output = (rows.of_means.diagonal().astype(np.float64) for rows in self._rows(self._shared(freedom)))
+        return feature, output
+
     def _shared(self, freedom: float) -> float:
         """Degrees of freedom of which there is an inverse already, if they are nearly the same."""
         nearest = min(self._whitened_at, key=lambda known: abs(known - freedom), default=freedom)

@@ -171,23 +171,36 @@ def split(
 ) -> tuple[dict[str, list[str]], list[HeldOut]]:
     """(training images, held-out images): hold out about `share` of each class, at least one, at most `most`.
 
-    Images of one likeness group, by image key, stay together. A class with fewer than HOLD_OUT_FROM images, or with
-    one group only, is trained on whole.
+    Images of one likeness group, by image key, stay together; if all groups of a class are larger, it is the smallest.
+    Of two large groups, a part of one is held out: training needs both. A class with fewer than HOLD_OUT_FROM images,
+    or with one group only, is trained on whole.
     """
     train: dict[str, list[str]] = {}
     held_out: list[HeldOut] = []
     for name, keys in images.items():
         out: set[str] = set()
         if len(keys) >= HOLD_OUT_FROM:
-            wanted = min(max(1, round(share * len(keys))), most)
-            own = sorted({groups[key] for key in keys})
-            for group in rng.permutation(own).tolist():
-                members = {key for key in keys if groups[key] == group}
-                if not out or len(out | members) <= wanted:
-                    out |= members if len(members) < len(keys) else set()
+            out = _held_out_of(keys, groups, min(max(1, round(share * len(keys))), most), rng)
         train[name] = [key for key in keys if key not in out]
         held_out += [HeldOut(key, name) for key in keys if key in out]
     return train, held_out
+
+
+def _held_out_of(keys: Sequence[str], groups: Mapping[str, int], wanted: int, rng: np.random.Generator) -> set[str]:
+    """About `wanted` images of a class."""
+    members: dict[int, list[str]] = {}
+    for key in keys:
+        members.setdefault(groups[key], []).append(key)
+    order = [members[group] for group in rng.permutation(sorted(members)).tolist()]
+    smallest = min(order, key=len)
+    if len(order) < 2:
+        return set()
+    if len(smallest) > wanted:
+        return set(smallest if len(order) > 2 else _choose(smallest, wanted, rng))
+    out: set[str] = set()
+    for group in order:
+        out |= set(group) if len(out) + len(group) <= wanted else set()
+    return out
 
 
 def spread_over_classes(images: Mapping[str, Sequence[str]], most: int | None) -> dict[str, list[str]]:

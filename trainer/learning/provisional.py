@@ -82,7 +82,7 @@ def provisional_model(
         replace(model, rule=rule, novelty=novelty),
         added.closed_form(learned.frozen),
         replace(samples, pending={task: _as_tuples(images) for task, images in pending.items()}),
-        accuracy=float(correct.mean()),
+        accuracy=float(np.average(correct, weights=left.kept.weights[rows])),
         novelty_auc=simulated_auc(novelty, simulations) if simulations else None,
         drawn=int(left.drawn.sum()),
         reasons=_reasons(rule, left_out.rows(rows), columns[rows], len(learned.classes), settings),

@@ -17,7 +17,7 @@ from models.inference.frozen import FrozenStatistics
 from models.inference.model import Model
 from models.inference.refined import RefinedFeature, Tensors, scaled
 from trainer.learning.leave_out import LeaveOut
-from trainer.learning.likeness import likeness_groups
+from trainer.learning.likeness import groups_per_class, likeness_groups
 from trainer.learning.memory import Samples
 from trainer.learning.reproducibility import blas_threads
 from trainer.learning.settings import LearnerSettings
@@ -55,13 +55,17 @@ class RefinedStatistics:
             return cls(RefinedFeature.of(tail, statistics), statistics, columns)
 
     def held_out_scores(self, tokens: TokenCache, keys: Sequence[str], rng: np.random.Generator) -> RefinedScores:
-        """The scores of images without those of their fold; near-duplicates are in one fold: (n, C)."""
+        """The scores of images without those of their fold; images of a scene are in one fold: (n, C)."""
         features = tokens.refined(keys, self.feature.tail)
-        columns = np.array([self.columns[key] for key in keys], np.int64)
+        behind, of_behind = list(self.columns), np.array(list(self.columns.values()), np.int64)
+        likeness = likeness_groups(tokens.frozen(behind)[0], of_behind)
+        place = {key: at for at, key in enumerate(behind)}
+        asked = [place[key] for key in keys]
         rows = scaled(features)
         with blas_threads(THREADS):
-            kept = LeaveOut(self.statistics, rows, _nothing(rows), columns)
-            left_out = left_out_scores(kept, rng, likeness_groups(tokens.frozen(keys)[0], columns))
+            kept = LeaveOut(self.statistics, rows, _nothing(rows), of_behind[asked])
+            counts = groups_per_class(likeness, of_behind, len(self.statistics.counts))
+            left_out = left_out_scores(kept, rng, likeness[asked], counts)
         return RefinedScores(left_out.cosines, left_out.distances)
 
 
@@ -75,7 +79,7 @@ def left_out_refined(
 ) -> RefinedScores | None:
     """The refined scores of held-out images as fresh ones would have them, by a model that keeps these samples: (n, C).
 
-    All held-out images are divided into folds, so that none is scored with a near-duplicate in the statistics. None if
+    All held-out images are divided into folds, so that none is scored with one of its scene in the statistics. None if
     the model has no refined feature, or if the images behind it are gone.
     """
     statistics = None

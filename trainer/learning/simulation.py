@@ -9,37 +9,80 @@ from numpy.typing import NDArray
 from models.inference.evidence import Floats, FrozenScores
 from models.inference.novelty import frozen_summaries
 from trainer.learning.leave_out import LeaveOut
-from trainer.learning.likeness import assign_folds
+from trainer.learning.likeness import assign_folds, groups_per_class
 
 # An image is left out with few others: fewer folds, if all images were kept, would give larger distances than fresh
 # images have. Folds of the same share of the images in the statistics suffice where few of them are kept.
 FOLDS, LEAST_FOLDS = 40, 5
 CLASS_GROUPS = 4  # a quarter of the classes is left out in turn
+LEAST_LEFT = 0.5  # groups of a class without a fold: where kept images are few of many, their number is an estimate
+LEAST_INSIDE = 0.1  # share of a squared distance that stays
 NONE = np.zeros(0, np.int64)
 
 
 def left_out_scores(
-    kept: LeaveOut, rng: np.random.Generator, likeness: NDArray[np.int64] | None = None
+    kept: LeaveOut,
+    rng: np.random.Generator,
+    likeness: NDArray[np.int64] | None = None,
+    groups: Floats | None = None,
 ) -> FrozenScores:
-    """The frozen scores of every kept image without its fold: (n, C).
+    """The frozen scores of every kept image without its fold, as if its class had not lost one: (n, C).
 
     An image whose class has no other one is not left out. NaN marks its row. `likeness` groups, by default those of the
-    features, stay together.
+    features, stay together; `groups` (C,) is how many of them the statistics hold, by default estimated.
     """
-    at_hand = len(kept.columns) / int(kept.statistics.counts.sum())
+    likeness = kept.likeness if likeness is None else likeness
+    counts = kept.statistics.counts
+    at_hand = len(kept.columns) / int(counts.sum())
     count = max(LEAST_FOLDS, math.ceil(FOLDS * at_hand))
-    groups = kept.likeness if likeness is None else likeness
-    folds = assign_folds(kept.columns, groups, count, rng, kept.statistics.counts)
-    shape = (len(kept.columns), len(kept.statistics.counts))
+    folds = assign_folds(kept.columns, likeness, count, rng, counts)
+    shape = (len(kept.columns), len(counts))
     out = FrozenScores(*(np.full(shape, np.nan) for _ in fields(FrozenScores)))
     used = np.unique(folds[folds >= 0])
-    freedom = kept.statistics.freedom - (folds >= 0).sum() / max(len(used), 1)  # without a fold of the mean size
+    freedom = max(kept.statistics.freedom - (folds >= 0).sum() / max(len(used), 1), 1.0)  # without a fold of mean size
     for fold in used:
         inside = np.flatnonzero(folds == fold)
-        scores = kept.scores(inside, inside, NONE, max(freedom, 1.0))
+        scores = kept.scores(inside, inside, NONE, freedom)
         for field in fields(FrozenScores):
             getattr(out, field.name)[inside] = getattr(scores, field.name)
+    if len(used):
+        of_fold = [groups_per_class(likeness[folds == fold], kept.columns[folds == fold], len(counts)) for fold in used]
+        own = np.bincount(kept.columns, minlength=len(counts))
+        if groups is None:
+            groups = groups_per_class(likeness, kept.columns, len(counts)) * counts / np.maximum(own, 1)
+        rows = np.flatnonzero(folds >= 0)
+        every = groups[kept.columns[rows]]
+        removed = np.stack(of_fold)[np.searchsorted(used, folds[rows]), kept.columns[rows]]
+        _restore(out, kept, rows, every, np.maximum(every - removed, LEAST_LEFT), freedom)
     return out
+
+
+def _restore(
+    scores: FrozenScores, kept: LeaveOut, rows: NDArray[np.int64], every: Floats, left: Floats, freedom: float
+) -> None:
+    """Correct the scores of left-out images for their own class, in place: its mean is of `left` groups, not `every`.
+
+    Fresh images are compared with the mean of all n groups. If D is the squared distance between an image and the true
+    mean of its class, a mean of n independent images is D / n away from the true one, in a random direction, and that
+    of m images D / m. This moves left-out images away from their class: with five images per class, a threshold that
+    should reject 5 % of fresh images would reject 3.5 %. The ridge output for a class grows as n q / (1 + n q).
+    """
+    own = rows, kept.columns[rows]
+    full, output = (lengths[kept.columns[rows]] for lengths in kept.mean_lengths(freedom))
+    share = (1 / left - 1 / every) / (1 + 1 / left)
+    for distances, cosines, lengths in (
+        (scores.distances, scores.cosines, full),
+        (scores.output_distances, scores.output_cosines, output),
+    ):
+        excess = share * distances[own] ** 2
+        if distances is scores.distances:
+            inside = scores.span_distances[own] ** 2
+            scores.span_distances[own] = np.sqrt(np.maximum(inside - excess, LEAST_INSIDE * inside))
+        distances[own] = np.sqrt(distances[own] ** 2 - excess)
+        cosines[own] = np.minimum(cosines[own] * np.sqrt(1 + excess / np.maximum(lengths, 1e-12)), 1.0)
+    output_of = scores.ridge[own]
+    grown = every * output_of / (left * (1 - output_of) + every * output_of)
+    scores.ridge[own] = np.where((output_of > 0) & (output_of < 1), grown, output_of)
 
 
 def simulated_novelty(kept: LeaveOut, rng: np.random.Generator) -> list[tuple[Floats, Floats]]:

@@ -118,7 +118,8 @@ def test_advice_in_words() -> None:
             ],
             "weak": [
                 {"name": "pear", "images": 4, "error": 0.21, "more": 10},
-                {"name": "fig", "images": 20, "error": 0.2, "more": 20},
+                {"name": "fig", "images": 20, "error": 0.2, "more": 20, "scenes": 3},
+                {"name": "plum", "images": 3, "error": 0.3, "more": 10, "scenes": 1},
             ],
         }
     )
@@ -128,7 +129,8 @@ def test_advice_in_words() -> None:
         "image bbbbbbbbbbbb is labelled fig, but looks like pear (90 %): check its label",
         "apple and pear are confused: 4 images of one are answered as the other",
         "10 more images of pear would help most (it has 4)",
-        "20 more images of fig would help (it has 20)",
+        "20 more images of fig, taken elsewhere, would help (it has 20, of 3 scenes)",
+        "10 more images of plum, taken elsewhere, would help (it has 3, of 1 scene)",
     ]
 
 

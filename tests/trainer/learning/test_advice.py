@@ -22,8 +22,12 @@ def advice(
     counts: Sequence[int] | None = None,
     score: float = SURE,
     unscored: int = 0,
+    weight: float = 1.0,
 ) -> Advice:
-    """The advice for images (class, answered class); `unscored` more images of the last class were not left out."""
+    """The advice for images (class, answered class); `unscored` more images of the last class were not left out.
+
+    `weight` is what each image says about fresh ones.
+    """
     columns = np.array([own for own, _ in images] + [len(labels) - 1] * unscored, np.int64)
     ridge = np.zeros((len(columns), len(labels)))
     ridge[np.arange(len(images)), [answer for _, answer in images]] = score
@@ -32,7 +36,7 @@ def advice(
     learned = np.bincount(columns, minlength=len(labels)) if counts is None else np.array(counts)
     keys = [f"image {number}" for number in range(len(columns))]
     scores = FrozenScores(nothing, nothing, ridge, nothing, nothing, nothing)
-    return advise(scores, RULE, keys, columns, labels, learned)
+    return advise(scores, RULE, keys, columns, labels, learned, np.full(len(columns), weight))
 
 
 def right(*counts: int) -> list[tuple[int, int]]:
@@ -103,7 +107,7 @@ def test_the_networks_evidence_does_not_count() -> None:
     nothing = np.zeros((3, 2))
     scores = FrozenScores(nothing, nothing, ridge, nothing, nothing, nothing)
     columns, counts = np.array([0, 1, 1]), np.array([1, 2])
-    both = [advise(scores, rule, list("abc"), columns, ("x", "y"), counts) for rule in (RULE, frozen)]
+    both = [advise(scores, rule, list("abc"), columns, ("x", "y"), counts, np.ones(3)) for rule in (RULE, frozen)]
     assert both[0] == both[1]
     assert [image.image for image in both[0].wrong_labels] == ["c"]
 
@@ -123,6 +127,11 @@ def test_of_equally_large_classes_the_one_with_errors_is_weak_and_should_double(
     (weak,) = advice([*right(20, 14, 20), *[(1, 0)] * 6], score=1.0).weak
     assert (weak.name, weak.images, weak.more) == ("pear", 20, 20)
     assert weak.error == pytest.approx(0.3, abs=0.05)
+
+
+def test_a_weak_class_with_images_of_few_scenes_needs_images_of_others() -> None:
+    assert advice(right(20, 6, 20), weight=1 / 3).weak[0].scenes == 2
+    assert advice(right(20, 6, 20), weight=1 / 2).weak[0].scenes is None
 
 
 def test_a_suspicious_label_does_not_make_its_class_weak() -> None:

@@ -101,10 +101,10 @@ def test_the_rule_is_fitted_on_evidence_of_its_own_cascade(monkeypatch: pytest.M
 
 def test_with_the_papers_rule_at_least_one_network_runs_for_every_image() -> None:
     """It has no frozen terms: without a network all classes would have the same score."""
-    model = learn_tasks(tiny_learner(rule="paper", cascade=1), class_tasks([2, 2], images=60))[-1].model
+    model = learn_tasks(tiny_learner(rule="paper", cascade=1, sure_share=0.8), class_tasks([2, 2], images=60))[-1].model
     assert model.rule.cascade is not None
     assert model.rule.cascade.sure == NEVER
-    fitted = learn_tasks(tiny_learner(cascade=1), class_tasks([2, 2], images=60))[-1].model
+    fitted = learn_tasks(tiny_learner(cascade=1, sure_share=0.8), class_tasks([2, 2], images=60))[-1].model
     assert fitted.rule.cascade is not None
     assert fitted.rule.cascade.sure < NEVER
 

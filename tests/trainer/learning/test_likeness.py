@@ -1,10 +1,18 @@
-"""Near-duplicate images stay on one side of every split."""
+"""Images of one scene stay on one side of every split, and weigh as much as one image."""
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from trainer.learning.likeness import BLOCK, LEAST_GROUPS, assign_folds, independent_weights, likeness_groups
+from trainer.learning.likeness import (
+    BLOCK,
+    LEAST_GROUPS,
+    NEAR_DUPLICATE,
+    SCENE,
+    assign_folds,
+    independent_weights,
+    likeness_groups,
+)
 from trainer.learning.memory import split
 
 CLASSES, SCENES, FRAMES = 3, 4, 5
@@ -50,6 +58,49 @@ def test_frames_of_a_scene_say_as_much_as_one_image_about_fresh_ones() -> None:
     np.testing.assert_allclose(independent_weights(features, labels), 1 / FRAMES)
     assert independent_weights(np.ones((10, 8)), np.zeros(10, np.int64)).sum() == pytest.approx(1)
     np.testing.assert_allclose(independent_weights(np.eye(3), np.array([0, 0, 1])), 1)
+
+
+def photographs(alike: float, scenes: int, seed: int = 0) -> NDArray[np.float64]:
+    """Images of one class: a common part, one of the scene, and one of the image. (scenes * FRAMES, f)
+
+    Images of a scene have a cosine of about `alike`, all others one that is 0.2 smaller.
+    """
+    rng = np.random.default_rng(seed)
+    common, of_scene, of_image = (rng.standard_normal((count, 2000)) for count in (1, scenes, scenes * FRAMES))
+    scene = np.repeat(np.arange(scenes), FRAMES)
+    return np.sqrt(alike - 0.2) * common + np.sqrt(0.2) * of_scene[scene] + np.sqrt(1 - alike) * of_image
+
+
+def test_photographs_of_one_place_are_one_scene_although_none_are_near_duplicates() -> None:
+    features, labels = photographs(0.82, SCENES), np.zeros(SCENES * FRAMES, np.int64)
+    cosines = np.corrcoef(features)
+    assert cosines[np.triu_indices(len(cosines), 1)].max() < NEAR_DUPLICATE
+    assert likeness_groups(features, labels).tolist() == np.repeat(np.arange(SCENES), FRAMES).tolist()
+    np.testing.assert_allclose(independent_weights(features, labels), 1 / FRAMES)
+
+
+def test_things_that_all_look_the_same_are_of_different_scenes() -> None:
+    """Their deviations from the class mean have nothing in common."""
+    features, labels = photographs(0.82, 1), np.zeros(FRAMES, np.int64)
+    assert np.corrcoef(features)[0, 1] > SCENE
+    np.testing.assert_allclose(independent_weights(features, labels), 1)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_held_out_images_are_of_small_scenes(seed: int) -> None:
+    def held_out(scenes: str) -> set[str]:
+        """Of ten images of these scenes, of which two should be held out."""
+        images = {"class": list("abcdefghij")}
+        groups = {key: ord(scene) for key, scene in zip(images["class"], scenes, strict=True)}
+        return {sample.key for sample in split(images, groups, 0.2, 10, np.random.default_rng(seed))[1]}
+
+    assert held_out("0000001123") in ({"g", "h"}, {"i", "j"})
+    assert held_out("0000000011") == {"i", "j"}
+    assert held_out("0000111222") in ({"e", "f", "g"}, {"h", "i", "j"})
+    part = held_out("0000001111")  # training needs both
+    assert part < set("ghij")
+    assert len(part) == 2
+    assert held_out("0000000000") == set()
 
 
 def test_a_class_of_equal_images_can_still_be_split() -> None:

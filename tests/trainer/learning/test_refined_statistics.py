@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from models.inference.evidence import RefinedScores
 from models.inference.model import Model
@@ -41,7 +40,7 @@ def test_held_out_images_are_in_the_statistics_but_no_adapter_is_trained_on_them
 
 
 def alone(features: Any, columns: Any) -> Any:
-    """In place of likeness groups: no image is a near-duplicate of another; generated ones are."""
+    """In place of likeness groups: every image is a scene of its own; generated ones are near-duplicates."""
     return np.arange(len(columns))
 
 
@@ -71,22 +70,21 @@ def test_a_held_out_image_is_scored_without_itself(monkeypatch: pytest.MonkeyPat
         np.testing.assert_allclose(scores.cosines[place], exact.cosines[0], atol=0.1)
 
 
-def test_a_held_out_image_is_scored_without_its_near_duplicates(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also if they are not asked for."""
+def test_a_held_out_image_is_scored_without_those_of_its_scene(monkeypatch: pytest.MonkeyPatch) -> None:
     own = refining_learner(keep_per_class=20)
     learned = learn_tasks(own, class_tasks([3, 2], images=20))[-1]
-    samples, one = learned.samples, learned.samples.held_out[-1]
-    same_class = np.array([sample.label == one.label for sample in samples.held_out])
-    assert same_class.sum() > 1
-    column = learned.model.classes.index(one.label)
+    keys = [sample.key for sample in learned.samples.held_out]
+    columns = np.array([learned.model.classes.index(sample.label) for sample in learned.samples.held_out])
+    assert np.bincount(columns).min() > 1
 
-    def distance(groups: NDArray[np.int64]) -> float:
-        """Of the image to its class, with these likeness groups of the held-out images."""
-        monkeypatch.setattr(refined_statistics, "likeness_groups", lambda features, columns: groups)
-        return float(left_out(own, learned.model, samples, [one.key]).distances[0, column])
+    def mean_distance(scene: bool) -> float:
+        """Of the images to their classes, if all images of a class are of one scene, or none of them."""
+        groups = lambda _, columns: columns if scene else np.arange(len(columns))  # noqa: E731
+        monkeypatch.setattr(refined_statistics, "likeness_groups", groups)
+        found = left_out(own, learned.model, learned.samples, keys)
+        return float(found.distances[np.arange(len(keys)), columns].mean())
 
-    every = np.arange(len(samples.held_out))
-    assert distance(np.where(same_class, 0, 1 + every)) > distance(every)
+    assert mean_distance(scene=True) > mean_distance(scene=False)
 
 
 def test_the_only_held_out_image_of_a_class_can_be_left_out() -> None:

@@ -67,5 +67,10 @@ const confusedPair = ({ classes: [one, other], images }) =>
     `${one} and ${other} are confused: ${plural(images, "image")} of one ${images === 1 ? "is" : "are"} answered as the other.`,
   );
 
-const weakClass = ({ name, images, more }, rank) =>
-  h("li", {}, `${more} more images of ${name} would help${rank ? "" : " most"} (it has ${images}).`);
+const weakClass = ({ name, images, more, scenes }, rank) =>
+  h(
+    "li",
+    {},
+    `${more} more images of ${name}${scenes ? ", taken elsewhere," : ""} would help${rank ? "" : " most"} `,
+    `(it has ${images}${scenes ? `, of ${plural(scenes, "scene")}` : ""}).`,
+  );
