@@ -104,7 +104,9 @@ def either_or(key: str) -> bytes:
 def test_training_separates_classes_that_the_frozen_feature_confuses() -> None:
     found = {}
     for rate in (0.03, 1e-9):  # the second one leaves the adapters as they start, which add nothing
-        own = refining_learner(refined_rate=rate, refined_units=16, refined_epochs=40, keep_per_class=40, replay_size=80)
+        own = refining_learner(
+            refined_rate=rate, refined_units=16, refined_epochs=40, keep_per_class=40, replay_size=80
+        )
         own = replace(own, tokens=TokenCache(own.backbone, either_or, own.settings.seed))
         found[rate] = accuracy(own, learn_tasks(own, class_tasks([2], images=60))[0].model, REFINED, images=100)
     assert found[0.03] > found[1e-9] + 0.1

@@ -1,10 +1,12 @@
 """Simulated novelty: what is left out is scored as new, and fitting on it pays."""
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from models.inference.frozen import FrozenStatistics
 from models.inference.novelty import FROZEN_SUMMARIES, SUMMARIES, frozen_summaries
+from trainer.learning import simulation
 from trainer.learning.gate import auc
 from trainer.learning.leave_out import LeaveOut
 from trainer.learning.novelty_fit import Target, fit_novelty
@@ -57,6 +59,30 @@ def test_fitting_on_simulated_novelty_raises_the_auc_on_classes_never_seen() -> 
         gains.append(after - before)
     assert np.mean(gains) > 0.05
     assert min(gains) > 0
+
+
+@pytest.mark.parametrize("corrected", [True, False])
+def test_left_out_images_score_like_fresh_ones_although_their_class_lost_them(
+    corrected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With four images per class, one less moves the class mean. Without the correction they look less like it."""
+    if not corrected:
+        monkeypatch.setattr(simulation, "_restore", lambda *_: None)
+    names = ("distances", "cosines", "ridge", "output_distances", "output_cosines")
+    errors = []
+    for seed in range(10):
+        rng = np.random.default_rng(seed)
+        means, projection = rng.standard_normal((30, 200)), rng.standard_normal((200, 300)) / 14
+        labels = np.repeat(np.arange(30), 4)
+        x, fresh = ((means[labels] + 1.5 * rng.standard_normal((120, 200))).astype(np.float32) for _ in range(2))
+        h, fresh_h = (np.maximum(rows @ projection, 0).astype(np.float32) for rows in (x, fresh))
+        kept = LeaveOut(FrozenStatistics.fit(x, h, labels, 30), x, h, labels)
+        found, expected = left_out_scores(kept, rng), kept.statistics.scores(fresh, fresh_h)
+        pairs = [[getattr(scores, name)[np.arange(120), labels] for scores in (found, expected)] for name in names]
+        errors.append([abs(own.mean() - wanted.mean()) / wanted.std() for own, wanted in pairs])
+    # In deviations of fresh images.
+    assert (np.mean(errors, axis=0) < 0.2).all() == corrected
+    assert (np.mean(errors, axis=0) > 0.4).all() != corrected
 
 
 def test_images_of_left_out_classes_look_novel_and_the_others_known() -> None:
