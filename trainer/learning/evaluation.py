@@ -40,7 +40,8 @@ def evaluate(
 
     Which class is fitted on held-out images, because training has seen all others: it weighs the refined feature or, if
     there is none, the tasks' networks. If they do not pay, the version answers in closed form. Whether novel is fitted
-    on all kept images: it weighs frozen evidence, and of the refined feature what follows from that.
+    on all kept images: it weighs frozen evidence, and of the refined feature what follows from that. The accuracy that
+    is reported is that of the closed form on all left-out images, and what the version gains on the held-out ones.
     """
     known = left_out_evidence(tokens, model, samples, settings)
     labels, kept, left_out = known.labels, known.kept, known.scores
@@ -122,7 +123,15 @@ def evaluate(
     verdict = judge(
         parent if parent.tasks else None, model, before, after, names, novelty_auc, settings, kept.weights[rows]
     )
+    if closed_form is not None and verdict.accuracy is not None and not settings.draws:
+        right = closed_form.frozen_scores(left_out).argmax(axis=1) == columns
+        accuracy = verdict.accuracy + _share(right, left, kept.weights) - _share(right, rows, kept.weights)
+        verdict = replace(verdict, accuracy=float(np.clip(accuracy, 0.0, 1.0)))
     return model, replace(verdict, advice=advice, networks=gain, drawn=int(known.drawn.sum()))
+
+
+def _share(right: NDArray[np.bool_], rows: NDArray[np.bool_], weights: Floats) -> float:
+    return float(np.average(right[rows], weights=weights[rows]))
 
 
 def _cascade(
