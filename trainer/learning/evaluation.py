@@ -124,14 +124,10 @@ def evaluate(
         parent if parent.tasks else None, model, before, after, names, novelty_auc, settings, kept.weights[rows]
     )
     if closed_form is not None and verdict.accuracy is not None and not settings.draws:
-        right = closed_form.frozen_scores(left_out).argmax(axis=1) == columns
-        accuracy = verdict.accuracy + _share(right, left, kept.weights) - _share(right, rows, kept.weights)
-        verdict = replace(verdict, accuracy=float(np.clip(accuracy, 0.0, 1.0)))
+        right = np.asarray(closed_form.frozen_scores(left_out).argmax(axis=1) == columns)
+        everywhere, there = (float(np.average(right[of], weights=kept.weights[of])) for of in (left, rows))
+        verdict = replace(verdict, accuracy=float(np.clip(everywhere + verdict.accuracy - there, 0.0, 1.0)))
     return model, replace(verdict, advice=advice, networks=gain, drawn=int(known.drawn.sum()))
-
-
-def _share(right: NDArray[np.bool_], rows: NDArray[np.bool_], weights: Floats) -> float:
-    return float(np.average(right[rows], weights=weights[rows]))
 
 
 def _cascade(
