@@ -40,8 +40,7 @@ def evaluate(
 
     Which class is fitted on held-out images, because training has seen all others: it weighs the refined feature or, if
     there is none, the tasks' networks. If they do not pay, the version answers in closed form. Whether novel is fitted
-    on all kept images: it weighs frozen evidence, and of the refined feature what follows from that. The accuracy that
-    is reported is that of the closed form on all left-out images, and what the version gains on the held-out ones.
+    on all kept images: it weighs frozen evidence, and of the refined feature what follows from that.
     """
     known = left_out_evidence(tokens, model, samples, settings)
     labels, kept, left_out = known.labels, known.kept, known.scores
@@ -123,10 +122,6 @@ def evaluate(
     verdict = judge(
         parent if parent.tasks else None, model, before, after, names, novelty_auc, settings, kept.weights[rows]
     )
-    if closed_form is not None and verdict.accuracy is not None and not settings.draws:
-        right = np.asarray(closed_form.frozen_scores(left_out).argmax(axis=1) == columns)
-        everywhere, there = (float(np.average(right[of], weights=kept.weights[of])) for of in (left, rows))
-        verdict = replace(verdict, accuracy=float(np.clip(everywhere + verdict.accuracy - there, 0.0, 1.0)))
     return model, replace(verdict, advice=advice, networks=gain, drawn=int(known.drawn.sum()))
 
 
