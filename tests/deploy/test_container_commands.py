@@ -108,7 +108,7 @@ def test_the_trainer_is_healthy_only_while_it_runs(tmp_path: Path) -> None:
         image = Container("trainer", tmp_path / "log", data=data, **given)
         assert image.health() == 1
         with image.running() as process:
-            image.wait_until_healthy(process, 120)
+            image.wait_until_healthy(process, 240)
             # The worker waits for a Redis that hangs: its heartbeat stops, while /metrics still answers.
             redis_pid = connect(url).info("server")["process_id"]
             os.kill(redis_pid, signal.SIGSTOP)
