@@ -261,5 +261,5 @@ def refining_learner(**settings: Any) -> Learner:
 
 
 def quiet_progress(events: list[str] | None = None) -> Progress:
-    """Reports to nobody, or the phases to a list."""
+    """Without a listener, or with a list of the phases."""
     return Progress("task", lambda event: None if events is None else events.append(event.phase))
