@@ -38,22 +38,23 @@ def left_out_scores(
     folds = assign_folds(kept.columns, likeness, count, rng, counts)
     shape = (len(kept.columns), len(counts))
     out = FrozenScores(*(np.full(shape, np.nan) for _ in fields(FrozenScores)))
+    removed = np.zeros(len(kept.columns))  # groups of an image's class in its fold
     used = np.unique(folds[folds >= 0])
     freedom = max(kept.statistics.freedom - (folds >= 0).sum() / max(len(used), 1), 1.0)  # without a fold of mean size
     for fold in used:
         inside = np.flatnonzero(folds == fold)
+        columns = kept.columns[inside]
+        removed[inside] = groups_per_class(likeness[inside], columns, len(counts))[columns]
         scores = kept.scores(inside, inside, NONE, freedom)
         for field in fields(FrozenScores):
             getattr(out, field.name)[inside] = getattr(scores, field.name)
-    if len(used):
-        of_fold = [groups_per_class(likeness[folds == fold], kept.columns[folds == fold], len(counts)) for fold in used]
+    if groups is None:
         own = np.bincount(kept.columns, minlength=len(counts))
-        if groups is None:
-            groups = groups_per_class(likeness, kept.columns, len(counts)) * counts / np.maximum(own, 1)
-        rows = np.flatnonzero(folds >= 0)
+        groups = groups_per_class(likeness, kept.columns, len(counts)) * counts / np.maximum(own, 1)
+    rows = np.flatnonzero(folds >= 0)
+    if len(rows):
         every = groups[kept.columns[rows]]
-        removed = np.stack(of_fold)[np.searchsorted(used, folds[rows]), kept.columns[rows]]
-        _restore(out, kept, rows, every, np.maximum(every - removed, LEAST_LEFT), freedom)
+        _restore(out, kept, rows, every, np.maximum(every - removed[rows], LEAST_LEFT), freedom)
     return out
 
 
