@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from models.inference.evidence import Array, Floats, FrozenScores, cosine, distance, distance_in_span, lengths_in_span
 from models.inference.frozen import FrozenStatistics, inverse_root
-from trainer.learning.likeness import independent_weights, likeness_groups
+from trainer.learning.likeness import find_scenes, independent_weights, likeness_groups
 
 Indices = NDArray[np.int64]
 NEARLY = 0.1  # of the degrees of freedom: distances then differ by a twentieth, those of known and novel images alike
@@ -32,14 +32,18 @@ class LeaveOut:
     _whitened_at: dict[float, tuple["_Rows", "_Rows"]] = field(default_factory=dict)
 
     @cached_property
+    def _scenes(self) -> Indices:
+        return find_scenes(self.features, self.columns)
+
+    @cached_property
     def likeness(self) -> Indices:
         """The likeness group of each image: (n,)."""
-        return likeness_groups(self.features, self.columns)
+        return likeness_groups(self.features, self.columns, self._scenes)
 
     @cached_property
     def weights(self) -> Floats:
         """What each image says about fresh ones: (n,)."""
-        return independent_weights(self.features, self.columns)
+        return independent_weights(self._scenes)
 
     def _rows(self, freedom: float) -> tuple["_Rows", "_Rows"]:
         """Whitened rows of the whole feature, and of its first part, whose whitened dimensions are the first ones."""

@@ -18,23 +18,33 @@ LEAST_GROUPS = 3  # per class of one scene, so that it can be split at all
 BLOCK = 256  # images that are compared at once
 
 
-def likeness_groups(features: NDArray[np.floating], labels: NDArray[np.integer]) -> NDArray[np.int64]:
-    """A group number for each image (n, f): its scene; groups do not cross classes.
+def find_scenes(features: NDArray[np.floating], labels: NDArray[np.integer]) -> NDArray[np.int64]:
+    """The number of each image's scene (n,); scenes do not cross classes."""
+    x = _of_length_1(features)
+    return _in_each_class(labels, lambda rows: _scenes(x[rows]))
+
+
+def likeness_groups(
+    features: NDArray[np.floating], labels: NDArray[np.integer], scenes: NDArray[np.int64] | None = None
+) -> NDArray[np.int64]:
+    """A group number for each image (n, f): its scene, as `find_scenes` says; groups do not cross classes.
 
     The images of a class that is one scene are divided into groups of near-duplicates, about LEAST_GROUPS at least.
     """
+    of_scene = find_scenes(features, labels) if scenes is None else scenes
+    x = _of_length_1(features)
 
-    def divided(x: NDArray[np.float64]) -> NDArray[np.int64]:
-        found = _scenes(x)
-        return found if found.any() or len(x) == 1 else _near_duplicates(x, max(1, -(-len(x) // LEAST_GROUPS)))
+    def divided(rows: NDArray[np.intp]) -> NDArray[np.int64]:
+        found = of_scene[rows] - of_scene[rows].min()
+        several = found.any() or len(rows) == 1
+        return found if several else _near_duplicates(x[rows], max(1, -(-len(rows) // LEAST_GROUPS)))
 
-    return _in_each_class(features, labels, divided)
+    return _in_each_class(labels, divided)
 
 
-def independent_weights(features: NDArray[np.floating], labels: NDArray[np.integer]) -> NDArray[np.float64]:
-    """What each image (n, f) says about fresh ones: the images of a scene say as much as one image together."""
-    groups = _in_each_class(features, labels, _scenes)
-    return 1 / np.bincount(groups)[groups].astype(np.float64)
+def independent_weights(scenes: NDArray[np.integer]) -> NDArray[np.float64]:
+    """What each image says about fresh ones: the images of a scene say as much as one image together."""
+    return 1 / np.bincount(scenes)[scenes].astype(np.float64)
 
 
 def groups_per_class(groups: NDArray[np.integer], labels: NDArray[np.integer], classes: int) -> NDArray[np.float64]:
@@ -44,22 +54,20 @@ def groups_per_class(groups: NDArray[np.integer], labels: NDArray[np.integer], c
 
 
 def _in_each_class(
-    features: NDArray[np.floating],
-    labels: NDArray[np.integer],
-    divide: Callable[[NDArray[np.float64]], NDArray[np.int64]],
+    labels: NDArray[np.integer], divide: Callable[[NDArray[np.intp]], NDArray[np.int64]]
 ) -> NDArray[np.int64]:
-    """The groups of all classes, numbered in the order of the classes; `divide` numbers those of one from 0."""
-    x = _of_length_1(np.asarray(features, np.float64))
-    groups, total = np.zeros(len(x), np.int64), 0
+    """The groups of all classes, numbered in the order of the classes; `divide` numbers those of one class from 0."""
+    groups, total = np.zeros(len(labels), np.int64), 0
     for label in np.unique(labels):
         rows = np.flatnonzero(labels == label)
-        own = divide(x[rows])
+        own = divide(rows)
         groups[rows] = total + own
         total += int(own.max()) + 1
     return groups
 
 
-def _of_length_1(x: NDArray[np.float64]) -> NDArray[np.float64]:
+def _of_length_1(features: NDArray[np.floating]) -> NDArray[np.float64]:
+    x = np.asarray(features, np.float64)
     out: NDArray[np.float64] = x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
     return out
 

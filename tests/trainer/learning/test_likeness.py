@@ -10,6 +10,7 @@ from trainer.learning.likeness import (
     NEAR_DUPLICATE,
     SCENE,
     assign_folds,
+    find_scenes,
     independent_weights,
     likeness_groups,
 )
@@ -55,9 +56,9 @@ def test_frames_of_a_scene_share_a_fold_and_a_side(seed: int) -> None:
 
 def test_frames_of_a_scene_say_as_much_as_one_image_about_fresh_ones() -> None:
     features, labels, _ = frames()
-    np.testing.assert_allclose(independent_weights(features, labels), 1 / FRAMES)
-    assert independent_weights(np.ones((10, 8)), np.zeros(10, np.int64)).sum() == pytest.approx(1)
-    np.testing.assert_allclose(independent_weights(np.eye(3), np.array([0, 0, 1])), 1)
+    np.testing.assert_allclose(independent_weights(find_scenes(features, labels)), 1 / FRAMES)
+    assert independent_weights(find_scenes(np.ones((10, 8)), np.zeros(10, np.int64))).sum() == pytest.approx(1)
+    np.testing.assert_allclose(independent_weights(find_scenes(np.eye(3), np.array([0, 0, 1]))), 1)
 
 
 def photographs(alike: float, scenes: int, seed: int = 0) -> NDArray[np.float64]:
@@ -76,14 +77,14 @@ def test_photographs_of_one_place_are_one_scene_although_none_are_near_duplicate
     cosines = np.corrcoef(features)
     assert cosines[np.triu_indices(len(cosines), 1)].max() < NEAR_DUPLICATE
     assert likeness_groups(features, labels).tolist() == np.repeat(np.arange(SCENES), FRAMES).tolist()
-    np.testing.assert_allclose(independent_weights(features, labels), 1 / FRAMES)
+    np.testing.assert_allclose(independent_weights(find_scenes(features, labels)), 1 / FRAMES)
 
 
 def test_things_that_all_look_the_same_are_of_different_scenes() -> None:
     """Their deviations from the class mean have nothing in common."""
     features, labels = photographs(0.82, 1), np.zeros(FRAMES, np.int64)
     assert np.corrcoef(features)[0, 1] > SCENE
-    np.testing.assert_allclose(independent_weights(features, labels), 1)
+    np.testing.assert_allclose(independent_weights(find_scenes(features, labels)), 1)
 
 
 @pytest.mark.parametrize("seed", range(10))
