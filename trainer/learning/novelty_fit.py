@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from models.inference.evidence import Evidence, Floats, FrozenScores, RefinedScores
@@ -26,6 +25,7 @@ from trainer.learning.simulation import standard
 
 LEAST_IMAGES, MOST_SPREAD = 3, 4.0  # of images that show how much the scores of draws must be spread
 LEAST_HELD_OUT = 8  # images that show how the refined feature goes with the frozen one
+ANGLES = 20_000  # of the distribution of t: its quantiles to a thousandth
 RESIDUALS = 32  # quantiles of what the refined score of a held-out image has beside the frozen one
 LEAST_SLOPE = 0.05  # of p_novel over the score, relative to the prior's
 # What simulated novelty weighs against the prior, in images, per pair of classes. It shows how classes differ from each
@@ -208,7 +208,8 @@ def threshold(known: Floats, novel: Floats, target: Target, weights: Floats | No
 
     A fresh image is below the k-th lowest of n left-out ones with probability k / (n + 1). The threshold is at the
     place where that is 1 - accept, interpolated between two images: the place before it rejects fewer images than
-    asked, with few images far fewer. Before the first place, scores are extrapolated as a normal distribution.
+    asked, with few images far fewer. Before the first place, scores are extrapolated as a normal distribution, whose
+    mean and spread are known as well as so few images tell.
     `weights` say how many images each stands for, by default one: many near-duplicates of one class would move the
     place to where other classes are rejected.
     """
@@ -221,13 +222,19 @@ def threshold(known: Floats, novel: Floats, target: Target, weights: Floats | No
         order = np.argsort(known, kind="stable")
         own = weights[order]
         return float(np.interp(place, np.cumsum(own) - own / 2 + 0.5, known[order]))
-    mean = float(np.average(known, weights=weights)) if len(known) else 0.0
-    spread = max(float(np.sqrt(np.average((known - mean) ** 2, weights=weights))), 1e-6) if len(known) > 1 else 1.0
-    return mean - _normal_quantile(target.accept) * spread * float(np.sqrt(1 + 1 / max(images, 1)))
+    if len(known) < 2:
+        return float(known.mean() if len(known) else 0.0) - _t_quantile(target.accept, 1.0)
+    mean, freedom = float(np.average(known, weights=weights)), max(images - 1, 1.0)
+    spread = max(float(np.sqrt((weights * (known - mean) ** 2).sum() / freedom)), 1e-6)
+    return mean - _t_quantile(target.accept, freedom) * spread * float(np.sqrt(1 + 1 / max(images, 1)))
 
 
-def _normal_quantile(share: float) -> float:
-    return float(torch.special.ndtri(torch.tensor(share, dtype=torch.float64)))
+def _t_quantile(share: float, freedom: float) -> float:
+    """A quantile of Student's t distribution: t is sqrt(freedom) tan(angle), with density cos(angle)^(freedom - 1)."""
+    angles = np.linspace(-np.pi / 2, np.pi / 2, ANGLES)
+    mass = np.cos(angles) ** (freedom - 1)
+    below = np.cumsum(mass) - mass / 2
+    return float(np.sqrt(freedom) * np.tan(np.interp(share * mass.sum(), below, angles)))
 
 
 def _rows(simulations: Sequence[tuple[Floats, Floats]]) -> tuple[Floats, Floats]:

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from models.inference.novelty import REFERENCE_POINTS, quantiles
 from models.inference.rules import TERMS
@@ -27,11 +28,19 @@ def test_the_threshold_accepts_the_asked_share_of_fresh_images_on_average(count:
 
 def test_few_images_are_extrapolated_and_flag_sets_the_share_of_novel_images() -> None:
     few = np.array([-1.0, 0.0, 1.0])
-    expected = -1.6449 * few.std() * np.sqrt(4 / 3)  # the 5 % quantile of a normal distribution, widened
+    expected = stats.t.ppf(0.05, 2) * few.std(ddof=1) * np.sqrt(4 / 3)
     assert threshold(few, np.zeros(0), Target(0.95)) == pytest.approx(expected, abs=1e-3)
     assert expected < few.min()
     novel = np.arange(100.0)
     assert (novel < threshold(few, novel, Target(0.95, flag=0.8))).mean() == pytest.approx(0.8, abs=0.01)
+
+
+@pytest.mark.parametrize("count", [3, 5, 10, 18])
+def test_few_images_reject_the_asked_share_of_fresh_ones_on_average(count: int) -> None:
+    """With the quantile of a normal distribution, ten images would reject 6.7 %, and three 11 %."""
+    rng = np.random.default_rng(0)
+    limits = np.array([threshold(rng.normal(3, 2, count), np.zeros(0), Target(0.95)) for _ in range(2000)])
+    assert stats.norm.cdf((limits - 3) / 2).mean() == pytest.approx(0.05, abs=0.005)
 
 
 def test_near_duplicates_of_some_classes_do_not_move_the_threshold_to_where_others_are_rejected() -> None:
@@ -66,9 +75,9 @@ def test_few_images_with_weights_are_extrapolated_from_what_they_weigh() -> None
 @pytest.mark.parametrize("learned", [True, False])
 def test_a_version_weighs_near_duplicates_in_its_threshold(learned: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     limits = []
-    for first in (1.0, 1e-6):  # what the images of the first class say
+    for first in (1.0, 1e-6):  # what the images of the first scene say
         learner, (task, *_) = tiny_learner(), class_tasks([3])
-        weigh = lambda features, columns, first=first: np.where(columns == 0, first, 1.0)  # noqa: E731
+        weigh = lambda scenes, first=first: np.where(scenes == 0, first, 1.0)  # noqa: E731
         monkeypatch.setattr(leave_out, "independent_weights", weigh)
         if learned:
             novelty = learn_tasks(learner, [task])[-1].model.novelty
