@@ -18,44 +18,44 @@ class Prior(BaseModel):
 
     rule: dict[str, float] = Field(
         default_factory=lambda: {
-            "probability": 0.58,
+            "probability": 0.623,
             "coefficient": 0.0,
-            "task_cosine": 0.216,
-            "frozen_distance": 0.324,
+            "task_cosine": 0.241,
+            "frozen_distance": 0.295,
             "frozen_cosine": 0.0,
-            "output_cosine": 0.835,
-            "ridge": 0.708,
+            "output_cosine": 0.808,
+            "ridge": 0.717,
         }
     )
     novelty: dict[str, float] = Field(
         default_factory=lambda: {
             "distance": 0.0,
-            "span_distance": 0.349,
-            "output_distance": 0.642,
-            "cosine": 0.077,
-            "cosine_gap": 0.234,
-            "ridge": 0.416,
+            "span_distance": 0.438,
+            "output_distance": 0.594,
+            "cosine": 0.061,
+            "cosine_gap": 0.242,
+            "ridge": 0.37,
             "ridge_gap": 0.0,
-            KNOWN: 0.927,
+            KNOWN: 0.981,
         }
     )
     # Where the refined feature counts: the rule of the frozen terms and its own, and the novelty score, a sum of the
     # frozen evidence's and of the two summaries of the refined feature.
     refined_rule: dict[str, float] = Field(
         default_factory=lambda: {
-            "frozen_distance": 0.203,
+            "frozen_distance": 0.204,
             "frozen_cosine": 0.0,
             "output_cosine": 0.0,
-            "ridge": 0.562,
-            "refined_cosine": 1.836,
+            "ridge": 0.565,
+            "refined_cosine": 1.831,
         }
     )
     refined_novelty: dict[str, float] = Field(
         default_factory=lambda: {
-            FROZEN: 0.31,
-            "refined_cosine": 0.775,
-            "refined_distance": 0.416,
-            KNOWN: 1.362,
+            FROZEN: 0.301,
+            "refined_cosine": 0.697,
+            "refined_distance": 0.4,
+            KNOWN: 1.204,
         }
     )
     rule_strength: float = Field(10.0, ge=0)  # of a quadratic penalty, against the log-likelihood of all images
