@@ -93,6 +93,7 @@ def _train(
         x = maps[batch].to(device, torch.float32, memory_format=torch.channels_last)
         if rng.random() < 0.5:  # mirrored images have mirrored maps, nearly
             x = x.flip(3)
+        x = _window(x, recipe.refined_window, rng)
         for group in optimiser.param_groups:
             group["lr"] = recipe.refined_rate * (1 + math.cos(math.pi * step / steps)) / 2
         z = tail(x, *tail.arguments(tensors))
@@ -104,6 +105,15 @@ def _train(
         progress.tick()
         if (step + 1) * REPORTS // steps > step * REPORTS // steps:
             progress.report(PHASE, step + 1, steps, settings.batch_size * steps / REPORTS)
+
+
+def _window(x: Tensor, least: float, rng: np.random.Generator) -> Tensor:
+    """A square part of the maps (N, c, h, w), of `least` of their shorter side at least: a crop, without the trunk."""
+    height, width = x.shape[2:]
+    longest = min(height, width)
+    side = int(rng.integers(math.ceil(least * longest), longest + 1))
+    top, left = (int(rng.integers(0, length - side + 1)) for length in (height, width))
+    return x[:, :, top : top + side, left : left + side]
 
 
 def _start(tail: Tail, settings: LearnerSettings, rng: np.random.Generator) -> dict[str, NDArray[np.float32]]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from models.inference.answer import answer
@@ -110,6 +111,23 @@ def test_training_separates_classes_that_the_frozen_feature_confuses() -> None:
         own = replace(own, tokens=TokenCache(own.backbone, either_or, own.settings.seed))
         found[rate] = accuracy(own, learn_tasks(own, class_tasks([2], images=60))[0].model, REFINED, images=100)
     assert found[0.03] > found[1e-9] + 0.1
+
+
+@pytest.mark.parametrize(("least", "sides"), [(0.5, {1, 2}), (1.0, {2})])
+def test_training_sees_square_parts_of_the_maps(least: float, sides: set[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answers see whole maps, of 2 x 2 positions here: fewer are enlarged again, because the tiny tail needs them."""
+    own, seen = refining_learner(refined_window=least), set[tuple[bool, int, int]]()
+    tail = own.backbone.tail
+    assert tail is not None
+    forward = tail.forward
+
+    def watched(x: torch.Tensor, *tensors: torch.Tensor) -> torch.Tensor:
+        seen.add((torch.is_grad_enabled(), *x.shape[2:]))
+        return forward(torch.nn.functional.interpolate(x, (2, 2)), *tensors)
+
+    monkeypatch.setattr(tail, "forward", watched)
+    learn_tasks(own, TASKS)
+    assert seen == {(True, side, side) for side in sides} | {(False, 2, 2)}
 
 
 def test_the_same_seed_gives_the_same_adapters() -> None:
