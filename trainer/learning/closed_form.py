@@ -65,6 +65,12 @@ def fit_closed_form(left_out: FrozenScores, columns: NDArray[np.int64], prior: P
     return Rule(NAME, dict(zip(FROZEN_TERMS, weights.tolist(), strict=True)))
 
 
+def correct_in_closed_form(rule: Rule, scores: FrozenScores, columns: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Whether the best class by frozen evidence alone is that of each image: (n,)."""
+    out: NDArray[np.bool_] = rule.frozen_scores(scores).argmax(axis=1) == columns
+    return out
+
+
 def fit_refined(evidence: Evidence, columns: NDArray[np.int64], prior: Prior, near: Rule | None = None) -> Rule:
     """The weights of the frozen terms and of the refined feature with the least cross-entropy on n held-out images.
 

@@ -14,9 +14,15 @@ from models.inference.rules import PAPER, PAPER_WITHOUT_OOD, REFINED, Rule, with
 from models.network.adapted_blocks import tensors_of
 from trainer.learning.advice import advise, frozen_rule
 from trainer.learning.cascade_fit import fit_cascade
-from trainer.learning.closed_form import NetworkGain, fit_closed_form, fit_trained, network_gain
+from trainer.learning.closed_form import (
+    NetworkGain,
+    correct_in_closed_form,
+    fit_closed_form,
+    fit_trained,
+    network_gain,
+)
 from trainer.learning.forward_passes import turned_view
-from trainer.learning.gate import Verdict, auc, judge
+from trainer.learning.gate import Verdict, auc, expected_accuracy, is_correct, judge
 from trainer.learning.left_out_evidence import left_out_evidence
 from trainer.learning.memory import Samples, spread_over_classes
 from trainer.learning.methods import method_of
@@ -119,10 +125,32 @@ def evaluate(
     # Advice weighs frozen terms only: those of the closed form or, as the paper's rule has none, of the fitted rule.
     advisor = frozen_rule(closed_form or fitted, left_out, columns)
     advice = advise(left_out, advisor, keys, columns, model.labels, model.frozen.counts, kept.weights)
-    verdict = judge(
-        parent if parent.tasks else None, model, before, after, names, novelty_auc, settings, kept.weights[rows]
+    verdict = judge(parent if parent.tasks else None, model, before, after, names, novelty_auc, settings)
+    return model, replace(
+        verdict,
+        accuracy=_accuracy(is_correct(model, after, names), closed_form, left_out, columns, kept.weights, rows),
+        advice=advice,
+        networks=gain,
+        drawn=int(known.drawn.sum()),
     )
-    return model, replace(verdict, advice=advice, networks=gain, drawn=int(known.drawn.sum()))
+
+
+def _accuracy(
+    correct: NDArray[np.bool_],
+    closed_form: Rule | None,
+    left_out: FrozenScores,
+    columns: NDArray[np.int64],
+    weights: Floats,
+    held_out: NDArray[np.bool_],
+) -> float | None:
+    """What the version reports: of held-out images, compared in closed form with all left-out ones where it has one."""
+    if len(correct) == 0:
+        return None
+    if closed_form is None:
+        return float(np.average(correct, weights=weights[held_out]))
+    left = ~np.isnan(left_out.ridge).any(axis=1)
+    easy = correct_in_closed_form(closed_form, left_out.rows(left), columns[left])
+    return expected_accuracy(correct, easy, weights[left], held_out[left])
 
 
 def _cascade(

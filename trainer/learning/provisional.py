@@ -20,6 +20,7 @@ from models.inference.rules import Rule
 from models.inference.stored_model import ClosedForm
 from tasks.errors import BatchError
 from trainer.learning.advice import frozen_rule
+from trainer.learning.closed_form import correct_in_closed_form
 from trainer.learning.division import divide
 from trainer.learning.draws import check_summed_batch, with_draws
 from trainer.learning.evaluation import simulated_auc
@@ -77,7 +78,7 @@ def provisional_model(
     rule = frozen_rule(Rule("provisional", prior_weights(left_out.rows(rows), prior)), left_out, columns)
     target = Target(settings.accept, settings.flag)
     novelty = fit_novelty(left_out, simulations, prior, target, left.kept.weights, left.drawn)
-    correct = _correct(rule, left_out.rows(rows), columns[rows])
+    correct = correct_in_closed_form(rule, left_out.rows(rows), columns[rows])
     return ProvisionalModel(
         replace(model, rule=rule, novelty=novelty),
         added.closed_form(learned.frozen),
@@ -123,11 +124,6 @@ class _Added:
         return ClosedForm(sums, classes, after.counts[classes], after.means[classes], after.moments[classes])
 
 
-def _correct(rule: Rule, scores: FrozenScores, columns: NDArray[np.int64]) -> NDArray[np.bool_]:
-    out: NDArray[np.bool_] = rule.frozen_scores(scores).argmax(axis=1) == columns
-    return out
-
-
 def _reasons(
     rule: Rule, scores: FrozenScores, columns: NDArray[np.int64], known: int, settings: LearnerSettings
 ) -> tuple[str, ...]:
@@ -135,8 +131,8 @@ def _reasons(
     old = columns < known
     if not old.any():
         return ()
-    before = float(_correct(rule, scores.rows(old).first_classes(known), columns[old]).mean())
-    after = float(_correct(rule, scores.rows(old), columns[old]).mean())
+    before = float(correct_in_closed_form(rule, scores.rows(old).first_classes(known), columns[old]).mean())
+    after = float(correct_in_closed_form(rule, scores.rows(old), columns[old]).mean())
     if before - after <= settings.gate_accuracy:
         return ()
     return (f"the accuracy of known classes would fall from {before:.3f} to {after:.3f}",)

@@ -10,7 +10,7 @@ from models.inference.evidence import Evidence
 from models.inference.rules import Rule
 from tests.support.evidence import frozen_evidence
 from tests.support.tiny_model import bare_model, tiny_settings
-from trainer.learning.gate import auc, is_correct, judge, task_aucs
+from trainer.learning.gate import auc, expected_accuracy, is_correct, judge, task_aucs
 
 Floats = NDArray[np.float64]
 quick = settings(max_examples=60, deadline=None)
@@ -128,3 +128,41 @@ def test_a_verdict_is_a_dictionary_with_accepted_and_the_reports() -> None:
     data = judge(PARENT, CHILD, before, after, labels, None, tiny_settings()).to_dict()
     assert data["accepted"] is False
     assert data["tasks"][0]["accuracy_after"] == 0
+
+
+def reported(held_out: int, trained: float, closed: float, every: float = 0.7, images: int = 1000) -> float:
+    """What a version reports: shares of right answers to held-out images, and in closed form to all left-out ones."""
+    correct, few = (np.arange(held_out) < share * held_out for share in (trained, closed))
+    others = np.arange(images - held_out) < every * images - closed * held_out
+    return expected_accuracy(correct, np.concatenate([few, others]), np.ones(images), np.arange(images) < held_out)
+
+
+def test_a_version_reports_the_accuracy_of_many_held_out_images() -> None:
+    assert reported(900, 0.8, 0.7) == pytest.approx(0.8, abs=0.02)
+    # They are harder than the others, as those of whole scenes are.
+    assert reported(500, 0.6, 0.6) == pytest.approx(0.6, abs=0.03)
+
+
+@pytest.mark.parametrize(("trained", "closed"), [(1.0, 1.0), (0.4, 0.4), (0.9, 0.7), (0.5, 0.7)])
+def test_few_held_out_images_move_the_reported_accuracy_little(trained: float, closed: float) -> None:
+    """They are easy or hard, or training gains or loses on them: by chance."""
+    assert reported(10, trained, closed) == pytest.approx(0.7, abs=0.03)
+
+
+def test_the_reported_accuracy_is_a_share() -> None:
+    assert reported(500, 1.0, 0.5, every=0.99) <= 1.0
+    assert reported(500, 0.0, 0.5, every=0.3) >= 0.0
+
+
+@pytest.mark.parametrize("held_out", [8, 40, 160])
+def test_a_version_reports_the_accuracy_of_fresh_images_more_closely_than_held_out_images_alone(held_out: int) -> None:
+    """Of five times as many left-out images. Training changes the answers to a fifth, and is right on 85 % of these."""
+    rng, images, truth = np.random.default_rng(0), 5 * held_out, 0.65 * 0.8 + 0.85 * 0.2
+    alone, compared = [], []
+    for _ in range(500):
+        closed_form, changed = rng.random(images) < 0.65, rng.random(held_out) < 0.2
+        correct = np.where(changed, rng.random(held_out) < 0.85, closed_form[:held_out])
+        alone.append(correct.mean() - truth)
+        compared.append(expected_accuracy(correct, closed_form, np.ones(images), np.arange(images) < held_out) - truth)
+    assert np.square(compared).mean() < 0.8 * np.square(alone).mean()
+    assert abs(np.mean(compared)) < 0.045  # the gain of training, which few images do not show
