@@ -25,7 +25,7 @@ def test_advice_is_printed_and_shown_after_learning(
     assert main(["teach", str(write_classes(tmp_path / "batch", images)), "--url", service.url]) == 0
     printed = capsys.readouterr().out
     assert re.search(
-        r"estimate for fresh images, accuracy \d+\.\d % \(of \d+ left out\), AUC of novelty [01]\.\d+", printed
+        r"estimate for fresh images, accuracy \d+\.\d % \(\d+ images held out\), AUC of novelty [01]\.\d+", printed
     )
     assert "what would help:" in printed
     assert "  - 10 more images of cherry would help most (it has 1)" in printed
@@ -36,7 +36,7 @@ def test_advice_is_printed_and_shown_after_learning(
             page = visiting.open(name)
             expect(page.locator(".advice")).to_contain_text("10 more images of cherry would help most (it has 1).")
         expect(page.locator(".detail dl")).to_contain_text(
-            re.compile(r"estimate: accuracy \d+\.\d % \(of \d+ left out\)")
+            re.compile(r"estimate: accuracy \d+\.\d % \(\d+ images held out\)")
         )
         expect(page.locator(".detail dl")).to_contain_text("novelty AUC")
 

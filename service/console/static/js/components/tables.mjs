@@ -51,12 +51,12 @@ export const showsAuc = (auc, classes) => auc !== null && classes >= LEAST_CLASS
 
 /**
  * What a version with so many classes, or the result of a task, should reach on fresh images; null if it does not say.
- * `reports` are those of the gate: they say how few images an accuracy of 100 % may rest on.
+ * `reports` are those of the gate: they say how few images were held out of the training.
  */
 export function estimate({ accuracy = null, novelty_auc: auc = null }, classes, reports = []) {
   if (accuracy === null && auc === null) return null;
   const images = reports.reduce((sum, report) => sum + report.images, 0);
-  const parts = [accuracy !== null && `accuracy ${percent(accuracy, 1)}${images ? ` (of ${images} left out)` : ""}`];
+  const parts = [accuracy !== null && `accuracy ${percent(accuracy, 1)}${images ? ` (${images} images held out)` : ""}`];
   if (showsAuc(auc, classes)) parts.push(`novelty AUC ${fixed(auc, 3)}`);
   if (classes < LEAST_CLASSES_FOR_AUC) parts.push("too few classes to estimate how well novel images are recognised");
   return parts.filter(Boolean).join(", ");
