@@ -148,9 +148,9 @@ def _accuracy(
         return None
     if closed_form is None:
         return float(np.average(correct, weights=weights[held_out]))
-    left = ~np.isnan(left_out.ridge).any(axis=1)
-    easy = correct_in_closed_form(closed_form, left_out.rows(left), columns[left])
-    return expected_accuracy(correct, easy, weights[left], held_out[left])
+    left = np.asarray(~np.isnan(left_out.ridge).any(axis=1))
+    in_closed_form = correct_in_closed_form(closed_form, left_out.rows(left), columns[left])
+    return expected_accuracy(correct, in_closed_form, weights[left], held_out[left])
 
 
 def _cascade(

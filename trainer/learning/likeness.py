@@ -44,7 +44,8 @@ def likeness_groups(
 
 def independent_weights(scenes: NDArray[np.integer]) -> NDArray[np.float64]:
     """What each image says about fresh ones: the images of a scene say as much as one image together."""
-    return 1 / np.bincount(scenes)[scenes].astype(np.float64)
+    out: NDArray[np.float64] = 1 / np.bincount(scenes)[scenes].astype(np.float64)
+    return out
 
 
 def groups_per_class(groups: NDArray[np.integer], labels: NDArray[np.integer], classes: int) -> NDArray[np.float64]:
