@@ -43,19 +43,19 @@ class Prior(BaseModel):
     # frozen evidence's and of the two summaries of the refined feature.
     refined_rule: dict[str, float] = Field(
         default_factory=lambda: {
-            "frozen_distance": 0.204,
+            "frozen_distance": 0.107,
             "frozen_cosine": 0.0,
             "output_cosine": 0.0,
-            "ridge": 0.565,
-            "refined_cosine": 1.831,
+            "ridge": 0.528,
+            "refined_cosine": 1.969,
         }
     )
     refined_novelty: dict[str, float] = Field(
         default_factory=lambda: {
-            FROZEN: 0.301,
-            "refined_cosine": 0.697,
-            "refined_distance": 0.4,
-            KNOWN: 1.204,
+            FROZEN: 0.266,
+            "refined_cosine": 0.723,
+            "refined_distance": 0.448,
+            KNOWN: 1.22,
         }
     )
     rule_strength: float = Field(10.0, ge=0)  # of a quadratic penalty, against the log-likelihood of all images
