@@ -49,6 +49,11 @@ class FrozenScores:
         terms = {"frozen_cosine": self.cosines, "output_cosine": self.output_cosines, "ridge": self.ridge}
         return terms[name]
 
+    @property
+    def complete(self) -> NDArray[np.bool_]:
+        """Which images have scores (n,): the row of one that could not be left out is NaN."""
+        return np.asarray(~np.isnan(self.ridge).any(axis=1))
+
     def rows(self, rows: NDArray[np.bool_]) -> FrozenScores:
         """The scores of some images."""
         return FrozenScores(*(getattr(self, field.name)[rows] for field in fields(self)))

@@ -115,7 +115,7 @@ def _few_scenes(weights: Floats) -> int | None:
 def frozen_rule(rule: Rule, left_out: FrozenScores, columns: NDArray[np.int64]) -> Rule:
     """The frozen terms of a rule, times the factor that suits left-out images best when these terms decide alone."""
     weights = {name: rule.weights.get(name, 0.0) for name in FROZEN_TERMS}
-    rows = np.flatnonzero(~np.isnan(left_out.ridge).any(axis=1))
+    rows = np.flatnonzero(left_out.complete)
     if len(rows) == 0:
         return Rule(rule.name, weights)
     scores = rule.frozen_scores(left_out)[rows]
@@ -139,7 +139,7 @@ def label_shares(
     names = tuple(dict.fromkeys(name for name in labels if name is not None))
     active = np.flatnonzero([name is not None for name in labels])
     of_class = np.array([-1 if name is None else names.index(name) for name in labels], np.int64)
-    rows = np.flatnonzero(np.isin(columns, active) & ~np.isnan(left_out.ridge).any(axis=1))
+    rows = np.flatnonzero(np.isin(columns, active) & left_out.complete)
     values = np.zeros((len(rows), len(names)))
     if len(rows):
         shares = np.exp(log_softmax(scores[np.ix_(rows, active)]))

@@ -26,7 +26,7 @@ def fit_cascade(
     class that it says. The weights are the prior's: which networks run must be known before the rule is fitted on what
     they say.
     """
-    rows = np.asarray(~np.isnan(left_out.ridge).any(axis=1))
+    rows = left_out.complete
     known, own = left_out.rows(rows), columns[rows]
     cascade = Cascade(prior_weights(known, prior), NEVER, most)
     if not rows.any():

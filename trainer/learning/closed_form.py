@@ -53,7 +53,7 @@ def fit_closed_form(left_out: FrozenScores, columns: NDArray[np.int64], prior: P
     The prior says how the terms compare. Their common scale follows from the images: the prior's own is that of a rule
     which weighs the networks too.
     """
-    rows = np.asarray(~np.isnan(left_out.ridge).any(axis=1))
+    rows = left_out.complete
     known, own = left_out.rows(rows), columns[rows]
     start = frozen_rule(Rule(NAME, prior_weights(known, prior)), left_out, columns)
     if len(own) == 0 or known.ridge.shape[1] < 2:

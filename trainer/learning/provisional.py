@@ -71,7 +71,7 @@ def provisional_model(
     model = replace(model, refined=None)  # it has no statistics of the pending classes
     left = left_out_evidence(tokens, model, after, settings, again=True)
     left_out, columns, simulations = left.scores, left.kept.columns, left.simulations
-    rows = np.asarray(~np.isnan(left_out.ridge).any(axis=1))
+    rows = left_out.complete
     if not rows.any():
         raise BatchError(["no class has two images: add images, to calibrate on"])
     prior = settings.recipe.prior
