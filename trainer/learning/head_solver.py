@@ -24,6 +24,7 @@ MAX_STEPS = 300
 HISTORY = 10  # changes that L-BFGS remembers
 STACK_BYTES = 128 * 2**20  # features of the heads that are solved together
 SUFFICIENT = 1e-4  # Armijo's condition: the least decrease of a step, relative to that of the tangent
+ROUNDING = 2e-7  # of a loss in float32: a decrease near the optimum is smaller
 SHORTEST = 1e-4  # a step that must be shorter is at the limit of float32
 
 
@@ -139,7 +140,7 @@ def _minimise(stack: _Stack, tolerance: float) -> Tensor:
         while True:
             moved, new_logits = x + step[:, None, None] * direction, logits + step[:, None, None] * along
             new_value = stack.value(moved, new_logits)
-            too_far = new_value > value + SUFFICIENT * step * slope
+            too_far = new_value > value + SUFFICIENT * step * slope + ROUNDING * (1 + value)
             if not too_far.any():
                 break
             step = torch.where(too_far, torch.where(step.abs() > SHORTEST, step / 2, torch.zeros_like(step)), step)
