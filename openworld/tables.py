@@ -80,10 +80,8 @@ def _rule(manifest: Manifest) -> str:
 
 
 def estimate(metrics: Mapping[str, Any], classes: int) -> str:
-    """What a version with so many classes should reach on fresh images, and how many were held out of its training."""
-    images = sum(report["images"] for report in metrics.get("tasks", []))
-    held_out = f" ({images} images held out)" if images else ""
-    accuracy = f"for fresh images, accuracy {percent(metrics['accuracy'])}{held_out}"
+    """What a version with so many classes should reach on fresh images."""
+    accuracy = f"for fresh images, accuracy {percent(metrics['accuracy'])}"
     if classes < LEAST_CLASSES_FOR_AUC:
         return f"{accuracy}; too few classes to estimate how well novel images are recognised"
     return f"{accuracy}, AUC of novelty {ratio(metrics['novelty_auc'])}"

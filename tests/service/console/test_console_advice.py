@@ -24,9 +24,7 @@ def test_advice_is_printed_and_shown_after_learning(
     images = {"cherry": [image("cherry", 0)], "quince": [image("quince", number) for number in range(12)]}
     assert main(["teach", str(write_classes(tmp_path / "batch", images)), "--url", service.url]) == 0
     printed = capsys.readouterr().out
-    assert re.search(
-        r"estimate for fresh images, accuracy \d+\.\d % \(\d+ images held out\), AUC of novelty [01]\.\d+", printed
-    )
+    assert re.search(r"estimate for fresh images, accuracy \d+\.\d %, AUC of novelty [01]\.\d+", printed)
     assert "what would help:" in printed
     assert "  - 10 more images of cherry would help most (it has 1)" in printed
     assert f"version 4 is active: {service.url}/#/versions/4" in printed
@@ -35,9 +33,7 @@ def test_advice_is_printed_and_shown_after_learning(
         for name in ("tasks", "versions/4"):
             page = visiting.open(name)
             expect(page.locator(".advice")).to_contain_text("10 more images of cherry would help most (it has 1).")
-        expect(page.locator(".detail dl")).to_contain_text(
-            re.compile(r"estimate: accuracy \d+\.\d % \(\d+ images held out\)")
-        )
+        expect(page.locator(".detail dl")).to_contain_text("estimate: accuracy")
         expect(page.locator(".detail dl")).to_contain_text("novelty AUC")
 
 

@@ -49,14 +49,10 @@ const LEAST_CLASSES_FOR_AUC = 5; // as in service/wire/versions.py
 /** Whether the estimate of the AUC is worth showing. */
 export const showsAuc = (auc, classes) => auc !== null && classes >= LEAST_CLASSES_FOR_AUC;
 
-/**
- * What a version with so many classes, or the result of a task, should reach on fresh images; null if it does not say.
- * `reports` are those of the gate: they say how few images were held out of the training.
- */
-export function estimate({ accuracy = null, novelty_auc: auc = null }, classes, reports = []) {
+/** What a version with so many classes, or the result of a task, should reach on fresh images; null if it does not say. */
+export function estimate({ accuracy = null, novelty_auc: auc = null }, classes) {
   if (accuracy === null && auc === null) return null;
-  const images = reports.reduce((sum, report) => sum + report.images, 0);
-  const parts = [accuracy !== null && `accuracy ${percent(accuracy, 1)}${images ? ` (${images} images held out)` : ""}`];
+  const parts = [accuracy !== null && `accuracy ${percent(accuracy, 1)}`];
   if (showsAuc(auc, classes)) parts.push(`novelty AUC ${fixed(auc, 3)}`);
   if (classes < LEAST_CLASSES_FOR_AUC) parts.push("too few classes to estimate how well novel images are recognised");
   return parts.filter(Boolean).join(", ");

@@ -92,7 +92,7 @@ function taskCard(task) {
   const images = Object.values(task.counts).reduce((sum, count) => sum + count, 0);
   const ended = ENDED.has(task.state);
   const mayLabel = session.hasRole("label");
-  const expected = task.result && estimate(task.result, classCount(task.result), task.result.tasks);
+  const expected = task.result && estimate(task.result, classCount(task.result));
   return [
     h(
       "header",

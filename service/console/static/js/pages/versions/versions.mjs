@@ -178,7 +178,7 @@ function listEntry(version, { history, active, current, choose }) {
 
 function versionDetail(version, data, load) {
   const { version: number, seconds, parent, learned, tasks, capacity, reports } = version;
-  const expected = estimate(version, tasks.flat().length, reports);
+  const expected = estimate(version, tasks.flat().length);
   const facts = {
     Created: `${dateTime(version.created)}${seconds ? `, trained in ${duration(seconds)}` : ""}`,
     Parent: parent ? `version ${parent}` : "none",
