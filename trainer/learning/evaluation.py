@@ -121,14 +121,17 @@ def _whether_novel(
 
 
 def _accuracy(known: LeftOutEvidence, held: HeldOutEvidence, model: Model, closed_form: Rule | None) -> float | None:
-    """What the version reports: of held-out images, compared in closed form with all left-out ones where it has one."""
-    correct, weights, left = is_correct(model, held.after, held.labels), known.kept.weights, known.scores.complete
+    """What the version reports of itself."""
+    correct, left = is_correct(model, held.after, held.labels), known.scores.complete
+    weights = known.kept.weights[left]
     if len(correct) == 0:
         return None
     if closed_form is None:
-        return float(np.average(correct, weights=weights[held.rows]))
+        return float(np.average(correct, weights=weights[held.rows[left]]))
     in_closed_form = correct_in_closed_form(closed_form, known.scores.rows(left), known.kept.columns[left])
-    return expected_accuracy(correct, in_closed_form, weights[left], held.rows[left])
+    if held.seen:
+        return float(np.average(in_closed_form, weights=weights))
+    return expected_accuracy(correct, in_closed_form, weights, held.rows[left])
 
 
 def simulated_auc(novelty: Novelty, simulations: Sequence[tuple[Floats, Floats]]) -> float | None:

@@ -13,9 +13,9 @@ from trainer.learning.advice import Advice
 from trainer.learning.closed_form import NetworkGain
 from trainer.learning.settings import LearnerSettings
 
-# Standard deviations, beside chance: of how much easier held-out images are than all left-out ones, and of the gain of
-# training.
-EASE, GAIN = 0.04, 0.03
+# Expected standard deviations, beside chance: of how much harder held-out images are in closed form than all left-out
+# ones, and of what training gains.
+DIFFICULTY_DEVIATION, GAIN_DEVIATION = 0.04, 0.03
 
 
 @dataclass(frozen=True)
@@ -113,24 +113,30 @@ def _reasons(reports: Sequence[TaskReport], settings: LearnerSettings) -> list[s
 
 def expected_accuracy(
     correct: NDArray[np.bool_],
-    closed_form: NDArray[np.bool_],
+    correct_in_closed_form: NDArray[np.bool_],
     weights: NDArray[np.float64],
     held_out: NDArray[np.bool_],
 ) -> float:
     """The accuracy of fresh images, from held-out ones (h,) and from the closed form on all left-out ones (n,).
 
-    `weights` (n,) are what each image says about fresh ones, `held_out` (n,) says which are held out. Only those show
-    what training gains, and whole scenes are left out with them; but with five images per class they are few. So what
-    they show beside the closed form's accuracy counts as far as it is more than chance.
+    `held_out` (n,) says which of the left-out images are held out; `weights` (n,) are those of `independent_weights`.
+    Held-out images alone show what training gains, and they are whole scenes, which are harder. With few images per
+    class they are few: both differences are multiplied by the share of their variance that chance does not explain.
     """
     own = weights[held_out]
-    images, every = float(own.sum()), float(np.average(closed_form, weights=weights))
-    harder = np.average(closed_form[held_out], weights=own) - every
-    gained = np.average(correct.astype(float) - closed_form[held_out], weights=own)
-    differing = float(own[correct != closed_form[held_out]].sum())
-    harder *= EASE**2 / (EASE**2 + every * (1 - every) / images)
-    gained *= GAIN**2 / (GAIN**2 + (differing + 1) / (images + 1) / images)
-    return float(np.clip(every + harder + gained, 0.0, 1.0))
+    images, every, few = float(own.sum()), float(weights.sum()), correct_in_closed_form[held_out]
+    closed_form = float(np.average(correct_in_closed_form, weights=weights))
+    harder = np.average(few, weights=own) - closed_form
+    gained = np.average(correct.astype(float) - few, weights=own)
+    differing = (float(own[correct != few].sum()) + 1) / (images + 1)
+    harder *= _beyond_chance(DIFFICULTY_DEVIATION, closed_form * (1 - closed_form) * (1 / images - 1 / every))
+    gained *= _beyond_chance(GAIN_DEVIATION, differing / images)
+    return float(closed_form + harder + gained)
+
+
+def _beyond_chance(deviation: float, chance: float) -> float:
+    """The share of a difference that is expected to be more than chance, whose variance is `chance`."""
+    return deviation**2 / (deviation**2 + max(chance, 0.0))
 
 
 def is_correct(model: Model, evidence: Evidence, labels: Sequence[str]) -> NDArray[np.bool_]:

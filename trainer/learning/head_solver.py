@@ -24,7 +24,7 @@ MAX_STEPS = 300
 HISTORY = 10  # changes that L-BFGS remembers
 STACK_BYTES = 128 * 2**20  # features of the heads that are solved together
 SUFFICIENT = 1e-4  # Armijo's condition: the least decrease of a step, relative to that of the tangent
-ROUNDING = 2e-7  # of a loss in float32: a decrease near the optimum is smaller
+ROUNDING = 2e-7  # relative, of a loss in float32: an increase by as much is accepted
 SHORTEST = 1e-4  # a step that must be shorter is at the limit of float32
 
 

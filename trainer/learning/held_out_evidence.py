@@ -1,7 +1,7 @@
 """The evidence of held-out images under a new version and under its parent.
 
-Training has seen all other images, so the class decision is fitted on these, and the gate compares both versions on
-them. Their frozen scores are left-out ones, and so are their scores under a refined feature.
+Training sees all other images, so the class decision is fitted on these, and the gate compares both versions on them.
+Their frozen scores are left-out ones, and so are their scores under a refined feature.
 """
 
 from __future__ import annotations
@@ -32,14 +32,15 @@ class HeldOutEvidence:
     """Of h images, some of the n left-out ones."""
 
     rows: NDArray[np.bool_]  # (n,), which of the left-out images they are
+    seen: bool  # by training: no class has an image to spare
     labels: list[str]  # (h,), their classes
     columns: NDArray[np.int64]  # (h,), and the columns of these in the scores
     model: Model  # the new version, without a refined feature if it has seen these images
     parent: Model  # with a rule that weighs what is known of these images
     after: Evidence
     before: Evidence | None  # None without a parent
-    cascade: Cascade | None  # of the new version, and how many rotations its networks see
-    rotations: int
+    cascade: Cascade | None  # of the new version
+    rotations: int  # of an image that its networks see
 
 
 def held_out_evidence(
@@ -55,7 +56,8 @@ def held_out_evidence(
     """Of the held-out images among the left-out ones; the two models keep `samples` and `parent_samples`."""
     left_out, columns = known.scores, known.kept.columns
     rows = _held_out_rows(known, samples, settings)
-    if not rows.any():  # no class has an image to spare: those that the networks have seen must do
+    seen = not rows.any()
+    if seen:  # those that the networks have seen must do
         rows, model = left_out.complete, replace(model, refined=None)  # the refined feature has seen too much of them
     keys = _chosen(list(known.labels), rows)
     scores = left_out.rows(rows)
@@ -93,7 +95,7 @@ def held_out_evidence(
             parent = replace(parent, rule=replace(parent.rule, weights=weights))
         before = replace(before, refined=refined)
     labels = [known.labels[key] for key in keys]
-    return HeldOutEvidence(rows, labels, columns[rows], model, parent, after, before, cascade, rotations)
+    return HeldOutEvidence(rows, seen, labels, columns[rows], model, parent, after, before, cascade, rotations)
 
 
 def _held_out_rows(known: LeftOutEvidence, samples: Samples, settings: LearnerSettings) -> NDArray[np.bool_]:

@@ -208,8 +208,8 @@ def threshold(known: Floats, novel: Floats, target: Target, weights: Floats | No
 
     A fresh image is below the k-th lowest of n left-out ones with probability k / (n + 1). The threshold is at the
     place where that is 1 - accept, interpolated between two images: the place before it rejects fewer images than
-    asked, with few images far fewer. Before the first place, scores are extrapolated as a normal distribution, whose
-    mean and spread are known as well as so few images tell.
+    asked, with few images far fewer. Before the first place, the threshold is a prediction interval of Student's t; of
+    a single image, whose spread is taken for 1.
     `weights` say how many images each stands for, by default one: many near-duplicates of one class would move the
     place to where other classes are rejected.
     """
@@ -223,7 +223,7 @@ def threshold(known: Floats, novel: Floats, target: Target, weights: Floats | No
         own = weights[order]
         return float(np.interp(place, np.cumsum(own) - own / 2 + 0.5, known[order]))
     if len(known) < 2:
-        return float(known.mean() if len(known) else 0.0) - _t_quantile(target.accept, 1.0)
+        return float(known.mean() if len(known) else 0.0) - _t_quantile(target.accept, 1.0) * float(np.sqrt(2))
     mean, freedom = float(np.average(known, weights=weights)), max(images - 1, 1.0)
     spread = max(float(np.sqrt((weights * (known - mean) ** 2).sum() / freedom)), 1e-6)
     return mean - _t_quantile(target.accept, freedom) * spread * float(np.sqrt(1 + 1 / max(images, 1)))
@@ -231,7 +231,7 @@ def threshold(known: Floats, novel: Floats, target: Target, weights: Floats | No
 
 def _t_quantile(share: float, freedom: float) -> float:
     """A quantile of Student's t distribution: t is sqrt(freedom) tan(angle), with density cos(angle)^(freedom - 1)."""
-    angles = np.linspace(-np.pi / 2, np.pi / 2, ANGLES)
+    angles = ((np.arange(ANGLES) + 0.5) / ANGLES - 0.5) * np.pi
     mass = np.cos(angles) ** (freedom - 1)
     below = np.cumsum(mass) - mass / 2
     return float(np.sqrt(freedom) * np.tan(np.interp(share * mass.sum(), below, angles)))

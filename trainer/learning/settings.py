@@ -66,7 +66,7 @@ class Recipe(BaseModel):
     refined_epochs: int = Field(20, ge=1)  # passes over the kept images at most
     refined_passes: int = Field(1000, ge=1)  # images in all of them at most
     refined_smoothing: float = Field(0.1, ge=0, lt=1)  # of the labels
-    refined_window: float = Field(0.7, gt=0, le=1)  # least side of the part of a map that a step sees
+    refined_window: float = Field(0.7, gt=0, le=1)  # least side of a step's window of the maps, by their shorter side
     refined_images: int = Field(2000, ge=1)  # kept images at most, as many of each class
     hold_out: float = Field(0.2, gt=0, lt=0.5)  # share of a class that no network is trained on, for calibration
     networks: Literal["if they pay", "always"] = "if they pay"  # whether what was trained counts in the rule

@@ -37,7 +37,7 @@ def test_few_images_are_extrapolated_and_flag_sets_the_share_of_novel_images() -
 
 @pytest.mark.parametrize("count", [3, 5, 10, 18])
 def test_few_images_reject_the_asked_share_of_fresh_ones_on_average(count: int) -> None:
-    """With the quantile of a normal distribution, ten images would reject 6.7 %, and three 11 %."""
+    """With the quantile of a normal distribution, ten images would reject 6.7 %, and three 12 %."""
     rng = np.random.default_rng(0)
     limits = np.array([threshold(rng.normal(3, 2, count), np.zeros(0), Target(0.95)) for _ in range(2000)])
     assert stats.norm.cdf((limits - 3) / 2).mean() == pytest.approx(0.05, abs=0.005)

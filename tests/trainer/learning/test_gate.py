@@ -137,10 +137,9 @@ def reported(held_out: int, trained: float, closed: float, every: float = 0.7, i
     return expected_accuracy(correct, np.concatenate([few, others]), np.ones(images), np.arange(images) < held_out)
 
 
-def test_a_version_reports_the_accuracy_of_many_held_out_images() -> None:
-    assert reported(900, 0.8, 0.7) == pytest.approx(0.8, abs=0.02)
-    # They are harder than the others, as those of whole scenes are.
-    assert reported(500, 0.6, 0.6) == pytest.approx(0.6, abs=0.03)
+def test_a_version_reports_what_many_held_out_images_show() -> None:
+    assert reported(300, 0.8, 0.7) == pytest.approx(0.77, abs=0.01)  # training changes the answers to a tenth of them
+    assert reported(300, 0.6, 0.6) == pytest.approx(0.62, abs=0.01)  # whole scenes are harder than other images
 
 
 @pytest.mark.parametrize(("trained", "closed"), [(1.0, 1.0), (0.4, 0.4), (0.9, 0.7), (0.5, 0.7)])
@@ -149,13 +148,33 @@ def test_few_held_out_images_move_the_reported_accuracy_little(trained: float, c
     assert reported(10, trained, closed) == pytest.approx(0.7, abs=0.03)
 
 
-def test_the_reported_accuracy_is_a_share() -> None:
-    assert reported(500, 1.0, 0.5, every=0.99) <= 1.0
-    assert reported(500, 0.0, 0.5, every=0.3) >= 0.0
+def test_images_of_a_scene_move_the_reported_accuracy_as_one() -> None:
+    """Ten of a hundred are held out. Of these one is wrong, or ten are, which are of one scene."""
+    held_out, wrong = np.arange(100) < 10, np.arange(100) < 1
+    weights = np.ones(100)
+    alone = expected_accuracy(~wrong[held_out], ~wrong, weights, held_out)
+    frames = np.arange(109) < 19
+    wrong, weights = np.arange(109) < 10, np.where(np.arange(109) < 10, 0.1, 1.0)
+    assert expected_accuracy(~wrong[frames], ~wrong, weights, frames) == pytest.approx(alone)
+    assert expected_accuracy(~wrong[frames], ~wrong, np.ones(109), frames) < alone - 0.05
 
 
-@pytest.mark.parametrize("held_out", [8, 40, 160])
-def test_a_version_reports_the_accuracy_of_fresh_images_more_closely_than_held_out_images_alone(held_out: int) -> None:
+@quick
+@given(st.data())
+def test_the_reported_accuracy_is_a_share(data: st.DataObject) -> None:
+    images = data.draw(st.integers(1, 40))
+    held_out = np.array(data.draw(st.lists(st.booleans(), min_size=images, max_size=images)), bool)
+    held_out[0] = True
+    answers = st.lists(st.booleans(), min_size=images, max_size=images)
+    correct, closed_form = (np.array(data.draw(answers), bool) for _ in range(2))
+    weights = np.array(data.draw(st.lists(st.floats(0.05, 1), min_size=images, max_size=images)))
+    assert -1e-9 <= expected_accuracy(correct[held_out], closed_form, weights, held_out) <= 1 + 1e-9
+
+
+@pytest.mark.parametrize(("held_out", "bias"), [(8, 0.043), (40, 0.033), (160, 0.02)])
+def test_a_version_reports_the_accuracy_of_fresh_images_more_closely_than_held_out_images_alone(
+    held_out: int, bias: float
+) -> None:
     """Of five times as many left-out images. Training changes the answers to a fifth, and is right on 85 % of these."""
     rng, images, truth = np.random.default_rng(0), 5 * held_out, 0.65 * 0.8 + 0.85 * 0.2
     alone, compared = [], []
@@ -165,4 +184,4 @@ def test_a_version_reports_the_accuracy_of_fresh_images_more_closely_than_held_o
         alone.append(correct.mean() - truth)
         compared.append(expected_accuracy(correct, closed_form, np.ones(images), np.arange(images) < held_out) - truth)
     assert np.square(compared).mean() < 0.8 * np.square(alone).mean()
-    assert abs(np.mean(compared)) < 0.045  # the gain of training, which few images do not show
+    assert -bias < np.mean(compared) < 0  # a part of the gain of training, 0.04, is not believed
