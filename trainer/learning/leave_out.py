@@ -68,19 +68,32 @@ class LeaveOut:
 
     @cached_property
     def _ridge_products(self) -> tuple[Array, Array]:
-        """(products of expanded features under the inverse Gram matrix (n, n), ridge scores (n, C))"""
+        """Of n expanded features, then of what each class has beside them, under the inverse Gram matrix.
+
+        (products (n + C, n + C), ridge scores (n + C, C)). Of the images of a class that are not at hand, the sum is
+        known: a row of their number n' and their mean m is sqrt(n') m, because the Gram matrix holds at least n' m' m.
+        """
         root = inverse_root(self.statistics.regularised_gram.astype(np.float32))
         h, moments = self.expanded @ root.T, self.statistics.moments.astype(np.float32) @ root.T
-        return h @ h.T, h @ moments.T
+        beside = np.zeros_like(moments)
+        np.subtract.at(beside, self.columns, h)
+        beside = (beside + moments) / np.sqrt(np.maximum(self._not_at_hand, 1))[:, None].astype(np.float32)
+        rows = np.concatenate([h, np.where(self._not_at_hand[:, None] > 0, beside, np.float32(0))])
+        return rows @ rows.T, rows @ moments.T
+
+    @cached_property
+    def _not_at_hand(self) -> Indices:
+        """Images of each class that the statistics hold beside these: (C,)."""
+        return self.statistics.counts - np.bincount(self.columns, minlength=len(self.statistics.counts))
 
     def scores(self, scored: Indices, images: Indices, classes: Indices, freedom: float | None = None) -> FrozenScores:
         """The scores of the images `scored` without the images `images` and without the classes `classes`.
 
         `freedom` is how many degrees of freedom remain, by default all. Calls with nearly the same value share
         an inverse. One column for each remaining class. The removed images belong to remaining classes, which
-        keep at least one image each. Of a removed class, the images at hand leave the statistics: those that
-        the statistics hold beside them stay in the covariance. To remove each of them several times in their
-        place would take more than is there, and the rest would be no covariance.
+        keep at least one image each. Of a removed class, the images at hand leave the statistics, and of those
+        that the statistics hold beside them, what is known, their mean. Their deviations from it stay: to remove
+        images at hand several times in their place would take more than is there.
         """
         counts = self.statistics.counts
         remaining = np.setdiff1d(np.arange(len(counts)), classes)
@@ -100,7 +113,7 @@ class LeaveOut:
         return FrozenScores(
             distance(feature.products, feature.lengths, feature.squares),
             cosine(feature.products, feature.lengths, feature.squares),
-            self._ridge(scored, removed),
+            self._ridge(scored, removed, classes[self._not_at_hand[classes] > 0]),
             distance_in_span(inside, feature.products, feature.lengths, feature.squares),
             distance(output.products, output.lengths, output.squares),
             cosine(output.products, output.lengths, output.squares),
@@ -139,9 +152,10 @@ class LeaveOut:
             (between + out_means.T @ core_means).astype(np.float64),
         )
 
-    def _ridge(self, scored: Indices, removed: "_Removed") -> Floats:
+    def _ridge(self, scored: Indices, removed: "_Removed", partly: Indices) -> Floats:
+        """Without the images and classes that are removed; of the classes `partly` there are images beside those."""
         products, predictions = self._ridge_products
-        out = np.concatenate([removed.images, removed.whole])
+        out = np.concatenate([removed.images, removed.whole, len(self.columns) + partly])
 
         def moments(rows: Indices) -> Array:
             """Ridge scores of images without the removed images as examples of their classes: (rows, C')."""

@@ -66,3 +66,26 @@ def test_nearly_equal_degrees_of_freedom_share_a_covariance() -> None:
     first, near, far = (kept.scores(scored, nothing, nothing, freedom).distances for freedom in (20.0, 19.0, 16.0))
     np.testing.assert_array_equal(first, near)
     assert (far < first).all()  # of a larger covariance
+
+
+def test_of_a_left_out_class_the_mean_of_images_that_are_not_at_hand_is_left_out_too() -> None:
+    """Otherwise ridge regression has learned that its images are of no class, and they look more novel than they are."""
+    rng = np.random.default_rng(0)
+    labels = np.repeat(np.arange(4), COUNTS)
+    x = rng.normal(size=(30, F)).astype(np.float32)
+    h = (1 + 0.1 * rng.normal(size=(30, M)) + 2 * rng.random((4, M))[labels]).astype(np.float32)
+    full = FrozenStatistics.empty(F, M, OUTPUT).with_images(x, h, labels, 4)
+    at_hand, gone = np.setdiff1d(np.arange(30), [10, 11, 12, 13, 14, 22]), np.array([1])
+    beside = h[[10, 11, 12, 13, 14]]  # of class 1
+    found = LeaveOut(full, x[at_hand], h[at_hand], labels[at_hand]).scores(np.arange(24), np.zeros(0, int), gone)
+    moved = np.sqrt(len(beside)) * beside.mean(axis=0).astype(np.float64)
+    out = h[at_hand][labels[at_hand] == 1].astype(np.float64)
+    gram = full.regularised_gram - out.T @ out - np.outer(moved, moved)
+    moments = full.moments[[0, 2, 3]]
+    np.testing.assert_allclose(found.ridge, h[at_hand] @ np.linalg.inv(gram) @ moments.T, atol=2e-3)
+    # Nearly as if every image had been at hand: their deviations from the mean are all that stays.
+    every = LeaveOut(full, x, h, labels).scores(at_hand, np.zeros(0, int), gone)
+    stays = np.linalg.inv(full.regularised_gram - out.T @ out)
+    novel = labels[at_hand] == 1
+    error = np.abs(found.ridge - every.ridge)[novel].max()
+    assert error < 0.2 * np.abs(h[at_hand] @ stays @ moments.T - every.ridge)[novel].max()
