@@ -28,7 +28,7 @@ from benchmarks.accuracy.streams import ALL_SETS, LITE0
 from models.inference.evidence import Floats
 from models.inference.novelty import FROZEN_SUMMARIES, REFINED_SUMMARIES, frozen_summaries, refined_summaries
 from models.inference.rules import REFINED_TERMS
-from trainer.learning.prior import FROZEN, KNOWN, Prior
+from trainer.learning.prior import APART, FROZEN, KNOWN, Prior
 from trainer.learning.reproducibility import configure_torch
 from trainer.learning.settings import LearnerSettings
 
@@ -82,11 +82,25 @@ def refined_priors(found: Mapping[str, Collected]) -> dict[str, Any]:
     out = {}
     for name, without in left_out.items():
         used = [version for data, own in found.items() if data != without for version in own.versions]
+        novelty = fit_log_odds(used, INPUTS)
         out[name] = {
             "refined_rule": fit_conditional_logit(used, REFINED_TERMS),
-            "refined_novelty": fit_log_odds(used, INPUTS),
+            "refined_novelty": novelty | {APART: mean_distance(used, novelty)},
         }
     return out
+
+
+def mean_distance(found: Sequence[Version], novelty: Mapping[str, float]) -> float:
+    """Of novel images from the line that the refined scores of known ones follow over their frozen scores."""
+    weights = [novelty[name] for name in REFINED_SUMMARIES]
+    distances = []
+    for version in found:
+        known = version.known
+        if known.sum() > 1 and not known.all():
+            frozen, refined = version.summaries[:, 0], version.summaries[:, 1:] @ weights
+            slope, intercept = np.polyfit(frozen[known], refined[known], 1)
+            distances.append(float((refined - slope * frozen - intercept)[~known].mean()))
+    return round(float(np.mean(distances)), 3) if distances else 0.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -18,7 +18,8 @@ from benchmarks.accuracy.cells import PRIORS
 from benchmarks.accuracy.checks import acceptance
 from benchmarks.accuracy.metrics import Step, calibration_error, false_positive_rate, measure, theorem_1
 from benchmarks.accuracy.prior import Version, fit_novelty_prior, fit_rule_prior, priors
-from models.inference.novelty import FROZEN_SUMMARIES, SUMMARIES
+from benchmarks.accuracy.refined_prior import mean_distance
+from models.inference.novelty import FROZEN_SUMMARIES, REFINED_SUMMARIES, SUMMARIES
 from models.inference.rules import TERMS
 from trainer.learning.gate import auc
 from trainer.learning.prior import Prior
@@ -188,6 +189,18 @@ def test_the_prior_for_a_data_set_does_not_depend_on_its_images() -> None:
     assert before["without b"] != after["without b"]
     assert set(before["all"]["novelty"]) == set(Prior().novelty)
     assert set(before["all"]["rule"]) == set(Prior().rule)
+
+
+def test_the_distance_of_novel_images_is_from_the_line_of_known_ones() -> None:
+    """Refined scores of 2 x + 1 for known images and of 2 x + 0.5 for novel ones, in two parts of equal weight."""
+    frozen = np.array([0.0, 1.0, 2.0, 3.0, -1.0, -4.0])
+    known = np.arange(6) < 4
+    refined = 2 * frozen + np.where(known, 1.0, 0.5)
+    rows = np.column_stack([frozen, refined, refined])
+    version = Version(np.zeros((4, 2, 1), np.float32), np.zeros(4, int), rows, known)
+    novelty = dict.fromkeys(REFINED_SUMMARIES, 0.5)
+    assert mean_distance([version], novelty) == -0.5
+    assert mean_distance([], novelty) == 0.0
 
 
 @pytest.mark.skipif(not PRIORS.is_file(), reason="benchmarks.accuracy.prior has not been run")

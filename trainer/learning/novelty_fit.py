@@ -20,7 +20,7 @@ from models.inference.novelty import (
     refined_summaries,
 )
 from models.inference.rules import Rule
-from trainer.learning.prior import FROZEN, KNOWN, Prior
+from trainer.learning.prior import APART, FROZEN, KNOWN, Prior
 from trainer.learning.simulation import standard
 
 LEAST_IMAGES, MOST_SPREAD = 3, 4.0  # of images that show how much the scores of draws must be spread
@@ -98,7 +98,8 @@ def with_refined(
     The adapters have seen the other images, and images of every class, so no class can be left out of them: how both
     features compare is the prior's. Of all left-out and of simulated novel images the frozen evidence is known. Their
     refined summaries follow it as those of held-out images do: by a line, and the residuals about it. So the threshold
-    rests on all left-out images, of which there are several times as many. With few held-out images the decision stays.
+    rests on all left-out images, of which there are several times as many. Those of novel images are apart from the
+    line of known ones, as far as the prior says. With few held-out images the decision stays.
     """
     if float(weights[held_out].sum()) < LEAST_HELD_OUT:
         return novelty
@@ -121,7 +122,7 @@ def with_refined(
     known = sums(by_frozen[left]).ravel()
     rows, is_known = _rows(simulations)
     novel = rows[is_known == 0]
-    simulated = sums(novel @ novelty.weights[frozen]).ravel()
+    simulated = (sums(novel @ novelty.weights[frozen]) + prior.refined_novelty[APART]).ravel()
     logistic = np.array([1.0, prior.refined_novelty[KNOWN]])
     if len(simulated):
         both, labels = np.concatenate([known, simulated]), np.repeat([1.0, 0.0], [len(known), len(simulated)])

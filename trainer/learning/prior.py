@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 KNOWN = "known"  # the constant of a novelty score: the log-odds of being known for the mean known image
 FROZEN = "frozen"
+APART = "apart"  # how far from the line of known images the refined score of a novel one is, given its frozen score
 
 
 class Prior(BaseModel):
@@ -56,6 +57,7 @@ class Prior(BaseModel):
             "refined_cosine": 0.723,
             "refined_distance": 0.448,
             KNOWN: 1.22,
+            APART: -0.195,
         }
     )
     rule_strength: float = Field(10.0, ge=0)  # of a quadratic penalty, against the log-likelihood of all images

@@ -69,7 +69,7 @@ def test_nearly_equal_degrees_of_freedom_share_a_covariance() -> None:
 
 
 def test_of_a_left_out_class_the_mean_of_images_that_are_not_at_hand_is_left_out_too() -> None:
-    """Otherwise ridge regression has learned that its images are of no class, and they look more novel than they are."""
+    """Otherwise ridge regression has learned that its images are of no class: they look more novel than they are."""
     rng = np.random.default_rng(0)
     labels = np.repeat(np.arange(4), COUNTS)
     x = rng.normal(size=(30, F)).astype(np.float32)

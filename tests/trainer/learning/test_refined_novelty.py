@@ -12,7 +12,7 @@ from models.inference.novelty import FROZEN_SUMMARIES, summaries
 from tests.support.evidence import random_evidence
 from tests.support.tiny_model import class_tasks, features_of, learn_tasks, refining_learner
 from trainer.learning.novelty_fit import LEAST_HELD_OUT, Target, fit_novelty, with_refined
-from trainer.learning.prior import Prior
+from trainer.learning.prior import APART, Prior
 
 
 def test_the_threshold_with_the_refined_feature_accepts_the_asked_share_of_held_out_images() -> None:
@@ -99,3 +99,23 @@ def test_the_probability_of_being_novel_follows_simulated_novelty(scored: tuple[
         found = with_refined(plain, frozen, everything, refined, simulations, Prior(), Target(), weights)
         p_novel.append(float(found.p_novel(np.array([np.median(found.known)]))[0]))
     assert p_novel[1] < p_novel[0] / 2
+
+
+def test_novel_images_are_as_far_from_the_line_of_known_ones_as_the_prior_says(
+    scored: tuple[FrozenScores, RefinedScores],
+) -> None:
+    """The refined feature tells more novel images than follow from frozen scores; known images stay as they are."""
+    frozen, refined = scored
+    rng, everything = np.random.default_rng(1), np.ones(240, bool)
+    simulations = [(rng.normal(0, 1, (200, 7)), rng.normal(-1, 1, (200, 7)))]
+    plain = fit_novelty(frozen, simulations, Prior(), Target())
+    near, far = (
+        with_refined(plain, frozen, everything, refined, simulations, prior, Target(), np.ones(240))
+        for apart in (0.0, -1.0)
+        for prior in [Prior(refined_novelty={**Prior().refined_novelty, APART: apart})]
+    )
+    np.testing.assert_allclose(far.simulated, near.simulated - 1)
+    np.testing.assert_array_equal(far.known, near.known)
+    assert far.threshold == near.threshold
+    middle = np.array([np.median(far.known)])
+    assert far.p_novel(middle) < near.p_novel(middle)  # surer of a known image
