@@ -19,12 +19,12 @@ def image(name: str, number: int) -> bytes:
 def send_novel_images(url: str, name: str, count: int, headers: dict[str, str] | None = None) -> None:
     """Send images of an unknown class to /predict, until it has answered novel to so many; some may look known."""
     novel = 0
-    for number in range(2 * count + 2):
+    for number in range(4 * count):
         answer = httpx.post(f"{url}/predict", content=image(name, number), headers=headers or {}, timeout=30).json()
         novel += answer["predictions"][0]["novel"]
         if novel == count:
             return
-    raise AssertionError(f"{novel} of {2 * count + 2} images of {name} are novel")
+    raise AssertionError(f"{novel} of {4 * count} images of {name} are novel")
 
 
 def words_about(url: str, data: bytes, label: str | None, headers: dict[str, str] | None = None) -> str:

@@ -70,8 +70,8 @@ class LeaveOut:
     def _ridge_products(self) -> tuple[Array, Array]:
         """Of n expanded features, then of what each class has beside them, under the inverse Gram matrix.
 
-        (products (n + C, n + C), ridge scores (n + C, C)). Of the images of a class that are not at hand, the sum is
-        known: a row of their number n' and their mean m is sqrt(n') m, because the Gram matrix holds at least n' m' m.
+        (products (n + C, n + C), ridge scores (n + C, C)). Of the k images of a class that are not at hand, the sum is
+        known, and so their mean m. The Gram matrix holds k m m' and their deviations from m: the row is sqrt(k) m.
         """
         root = inverse_root(self.statistics.regularised_gram.astype(np.float32))
         h, moments = self.expanded @ root.T, self.statistics.moments.astype(np.float32) @ root.T

@@ -25,6 +25,7 @@ from trainer.learning.simulation import standard
 
 LEAST_IMAGES, MOST_SPREAD = 3, 4.0  # of images that show how much the scores of draws must be spread
 LEAST_HELD_OUT = 8  # images that show how the refined feature goes with the frozen one
+LEAST_FREEDOM = 9.0  # of the spread of known scores: fewer than ten images do not make it unknown
 ANGLES = 20_000  # of the distribution of t: its quantiles to a thousandth
 RESIDUALS = 32  # quantiles of what the refined score of a held-out image has beside the frozen one
 LEAST_SLOPE = 0.05  # of p_novel over the score, relative to the prior's
@@ -224,10 +225,13 @@ def threshold(known: Floats, novel: Floats, target: Target, weights: Floats | No
         own = weights[order]
         return float(np.interp(place, np.cumsum(own) - own / 2 + 0.5, known[order]))
     if len(known) < 2:
-        return float(known.mean() if len(known) else 0.0) - _t_quantile(target.accept, 1.0) * float(np.sqrt(2))
-    mean, freedom = float(np.average(known, weights=weights)), max(images - 1, 1.0)
-    spread = max(float(np.sqrt((weights * (known - mean) ** 2).sum() / freedom)), 1e-6)
-    return mean - _t_quantile(target.accept, freedom) * spread * float(np.sqrt(1 + 1 / max(images, 1)))
+        return float(known.mean() if len(known) else 0.0) - _t_quantile(target.accept, LEAST_FREEDOM) * float(
+            np.sqrt(2)
+        )
+    mean = float(np.average(known, weights=weights))
+    spread = max(float(np.sqrt((weights * (known - mean) ** 2).sum() / max(images - 1, 1.0))), 1e-6)
+    quantile = _t_quantile(target.accept, max(images - 1, LEAST_FREEDOM))
+    return mean - quantile * spread * float(np.sqrt(1 + 1 / max(images, 1)))
 
 
 def _t_quantile(share: float, freedom: float) -> float:

@@ -12,7 +12,7 @@ from tests.support.evidence import random_evidence
 from tests.support.tiny_model import class_tasks, learn_tasks, tiny_learner
 from trainer.learning import leave_out, left_out_evidence
 from trainer.learning.memory import Samples
-from trainer.learning.novelty_fit import Target, threshold
+from trainer.learning.novelty_fit import LEAST_FREEDOM, Target, threshold
 from trainer.learning.prior import Prior
 from trainer.learning.provisional import provisional_model
 from trainer.learning.rule_fit import fit_rule
@@ -28,19 +28,26 @@ def test_the_threshold_accepts_the_asked_share_of_fresh_images_on_average(count:
 
 def test_few_images_are_extrapolated_and_flag_sets_the_share_of_novel_images() -> None:
     few = np.array([-1.0, 0.0, 1.0])
-    expected = stats.t.ppf(0.05, 2) * few.std(ddof=1) * np.sqrt(4 / 3)
+    expected = stats.t.ppf(0.05, LEAST_FREEDOM) * few.std(ddof=1) * np.sqrt(4 / 3)
     assert threshold(few, np.zeros(0), Target(0.95)) == pytest.approx(expected, abs=1e-3)
     assert expected < few.min()
     novel = np.arange(100.0)
     assert (novel < threshold(few, novel, Target(0.95, flag=0.8))).mean() == pytest.approx(0.8, abs=0.01)
 
 
-@pytest.mark.parametrize("count", [3, 5, 10, 18])
+@pytest.mark.parametrize("count", [10, 14, 18])
 def test_few_images_reject_the_asked_share_of_fresh_ones_on_average(count: int) -> None:
-    """With the quantile of a normal distribution, ten images would reject 6.7 %, and three 12 %."""
+    """With the quantile of a normal distribution, ten images would reject 6.7 %."""
     rng = np.random.default_rng(0)
     limits = np.array([threshold(rng.normal(3, 2, count), np.zeros(0), Target(0.95)) for _ in range(2000)])
     assert stats.norm.cdf((limits - 3) / 2).mean() == pytest.approx(0.05, abs=0.005)
+
+
+def test_two_scenes_do_not_accept_every_image() -> None:
+    """Student's t of one degree of freedom would put the threshold 11 deviations below the mean."""
+    frames = np.concatenate([np.full(20, -1.0), np.full(20, 1.0)])
+    limit = threshold(frames, np.zeros(0), Target(0.95), np.full(40, 1 / 20))
+    assert -4 < limit < -1
 
 
 def test_near_duplicates_of_some_classes_do_not_move_the_threshold_to_where_others_are_rejected() -> None:
