@@ -68,23 +68,28 @@ class LeaveOut:
 
     @cached_property
     def _ridge_products(self) -> tuple[Array, Array]:
-        """Of n expanded features, then of what each class has beside them, under the inverse Gram matrix.
+        """Of n expanded features, then a row for each class `_partly` at hand, under the inverse Gram matrix.
 
-        (products (n + C, n + C), ridge scores (n + C, C)). Of the k images of a class that are not at hand, the sum is
+        (products (n + p, n + p), ridge scores (n + p, C)). Of the k images of a class that are not at hand, the sum is
         known, and so their mean m. The Gram matrix holds k m m' and their deviations from m: the row is sqrt(k) m.
         """
         root = inverse_root(self.statistics.regularised_gram.astype(np.float32))
         h, moments = self.expanded @ root.T, self.statistics.moments.astype(np.float32) @ root.T
-        beside = np.zeros_like(moments)
+        beside = moments.copy()
         np.subtract.at(beside, self.columns, h)
-        beside = (beside + moments) / np.sqrt(np.maximum(self._not_at_hand, 1))[:, None].astype(np.float32)
-        rows = np.concatenate([h, np.where(self._not_at_hand[:, None] > 0, beside, np.float32(0))])
+        numbers = self._not_at_hand[self._partly, None].astype(np.float32)
+        rows = np.concatenate([h, beside[self._partly] / np.sqrt(numbers)])
         return rows @ rows.T, rows @ moments.T
 
     @cached_property
     def _not_at_hand(self) -> Indices:
         """Images of each class that the statistics hold beside these: (C,)."""
         return self.statistics.counts - np.bincount(self.columns, minlength=len(self.statistics.counts))
+
+    @cached_property
+    def _partly(self) -> Indices:
+        """The classes of which not all images are at hand."""
+        return np.flatnonzero(self._not_at_hand > 0)
 
     def scores(self, scored: Indices, images: Indices, classes: Indices, freedom: float | None = None) -> FrozenScores:
         """The scores of the images `scored` without the images `images` and without the classes `classes`.
@@ -113,7 +118,7 @@ class LeaveOut:
         return FrozenScores(
             distance(feature.products, feature.lengths, feature.squares),
             cosine(feature.products, feature.lengths, feature.squares),
-            self._ridge(scored, removed, classes[self._not_at_hand[classes] > 0]),
+            self._ridge(scored, removed, np.flatnonzero(np.isin(self._partly, classes))),
             distance_in_span(inside, feature.products, feature.lengths, feature.squares),
             distance(output.products, output.lengths, output.squares),
             cosine(output.products, output.lengths, output.squares),
@@ -152,10 +157,10 @@ class LeaveOut:
             (between + out_means.T @ core_means).astype(np.float64),
         )
 
-    def _ridge(self, scored: Indices, removed: "_Removed", partly: Indices) -> Floats:
-        """Without the images and classes that are removed; of the classes `partly` there are images beside those."""
+    def _ridge(self, scored: Indices, removed: "_Removed", beside: Indices) -> Floats:
+        """Without the images and classes that are removed; `beside` are the places of the latter in `_partly`."""
         products, predictions = self._ridge_products
-        out = np.concatenate([removed.images, removed.whole, len(self.columns) + partly])
+        out = np.concatenate([removed.images, removed.whole, len(self.columns) + beside])
 
         def moments(rows: Indices) -> Array:
             """Ridge scores of images without the removed images as examples of their classes: (rows, C')."""

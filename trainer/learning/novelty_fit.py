@@ -224,12 +224,10 @@ def threshold(known: Floats, novel: Floats, target: Target, weights: Floats | No
         order = np.argsort(known, kind="stable")
         own = weights[order]
         return float(np.interp(place, np.cumsum(own) - own / 2 + 0.5, known[order]))
-    if len(known) < 2:
-        return float(known.mean() if len(known) else 0.0) - _t_quantile(target.accept, LEAST_FREEDOM) * float(
-            np.sqrt(2)
-        )
-    mean = float(np.average(known, weights=weights))
-    spread = max(float(np.sqrt((weights * (known - mean) ** 2).sum() / max(images - 1, 1.0))), 1e-6)
+    mean, spread = float(known.mean() if len(known) else 0.0), 1.0
+    if len(known) > 1:
+        mean = float(np.average(known, weights=weights))
+        spread = max(float(np.sqrt((weights * (known - mean) ** 2).sum() / max(images - 1, 1.0))), 1e-6)
     quantile = _t_quantile(target.accept, max(images - 1, LEAST_FREEDOM))
     return mean - quantile * spread * float(np.sqrt(1 + 1 / max(images, 1)))
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from models.inference.evidence import FrozenScores, RefinedScores
-from models.inference.novelty import FROZEN_SUMMARIES, summaries
+from models.inference.novelty import FROZEN_SUMMARIES, Novelty, summaries
 from tests.support.evidence import random_evidence
 from tests.support.tiny_model import class_tasks, features_of, learn_tasks, refining_learner
 from trainer.learning.novelty_fit import LEAST_HELD_OUT, Target, fit_novelty, with_refined
@@ -49,6 +49,17 @@ def scored() -> tuple[FrozenScores, RefinedScores]:
     return random_evidence(0, [12], 240).frozen, refined
 
 
+def decision(
+    scored: tuple[FrozenScores, RefinedScores], shift: float, prior: Prior | None = None, target: Target | None = None
+) -> Novelty:
+    """With every image held out, and simulated novel images `shift` deviations from known ones."""
+    frozen, refined = scored
+    prior, target, rng = prior or Prior(), target or Target(), np.random.default_rng(1)
+    simulations = [(rng.normal(0, 1, (200, 7)), rng.normal(shift, 1, (200, 7)))]
+    plain = fit_novelty(frozen, simulations, prior, target)
+    return with_refined(plain, frozen, np.ones(240, bool), refined, simulations, prior, target, np.ones(240))
+
+
 def test_images_that_cannot_be_left_out_do_not_count(scored: tuple[FrozenScores, RefinedScores]) -> None:
     frozen, refined = scored
     held_out = np.arange(240) < 60
@@ -70,12 +81,7 @@ def test_images_that_cannot_be_left_out_do_not_count(scored: tuple[FrozenScores,
 def test_the_threshold_of_the_refined_feature_flags_the_asked_share(
     scored: tuple[FrozenScores, RefinedScores],
 ) -> None:
-    frozen, refined = scored
-    rng, everything = np.random.default_rng(1), np.ones(240, bool)
-    simulations = [(rng.normal(0, 1, (200, 7)), rng.normal(-2, 1, (200, 7)))]
-    plain = fit_novelty(frozen, simulations, Prior(), Target())
-    given = everything, refined, simulations, Prior(), Target(flag=0.8)
-    found = with_refined(plain, frozen, *given, np.ones(240))
+    found = decision(scored, -2.0, target=Target(flag=0.8))
     assert np.mean(found.simulated < found.threshold[0]) == pytest.approx(0.8, abs=0.02)
 
 
@@ -90,13 +96,9 @@ def test_near_duplicates_are_not_held_out_images_enough(scored: tuple[FrozenScor
 
 def test_the_probability_of_being_novel_follows_simulated_novelty(scored: tuple[FrozenScores, RefinedScores]) -> None:
     """Novel images that look far from all classes give a decision that is sure of known ones; near ones do not."""
-    frozen, refined = scored
-    rng, everything, weights = np.random.default_rng(1), np.ones(240, bool), np.ones(240)
     p_novel = []
     for shift in (-1.0, -6.0):
-        simulations = [(rng.normal(0, 1, (200, 7)), rng.normal(shift, 1, (200, 7)))]
-        plain = fit_novelty(frozen, simulations, Prior(), Target())
-        found = with_refined(plain, frozen, everything, refined, simulations, Prior(), Target(), weights)
+        found = decision(scored, shift)
         p_novel.append(float(found.p_novel(np.array([np.median(found.known)]))[0]))
     assert p_novel[1] < p_novel[0] / 2
 
@@ -105,14 +107,9 @@ def test_novel_images_are_as_far_from_the_line_of_known_ones_as_the_prior_says(
     scored: tuple[FrozenScores, RefinedScores],
 ) -> None:
     """The refined feature tells more novel images than follow from frozen scores; known images stay as they are."""
-    frozen, refined = scored
-    rng, everything = np.random.default_rng(1), np.ones(240, bool)
-    simulations = [(rng.normal(0, 1, (200, 7)), rng.normal(-1, 1, (200, 7)))]
-    plain = fit_novelty(frozen, simulations, Prior(), Target())
     near, far = (
-        with_refined(plain, frozen, everything, refined, simulations, prior, Target(), np.ones(240))
+        decision(scored, -1.0, Prior(refined_novelty={**Prior().refined_novelty, APART: apart}))
         for apart in (0.0, -1.0)
-        for prior in [Prior(refined_novelty={**Prior().refined_novelty, APART: apart})]
     )
     np.testing.assert_allclose(far.simulated, near.simulated - 1)
     np.testing.assert_array_equal(far.known, near.known)
